@@ -1,0 +1,36 @@
+"""Time, through one seam, so that tests can drive it.
+
+Place in the life of an execution: everywhere that a moment is written down or waited for.
+"""
+
+from __future__ import annotations
+
+import time
+
+import anyio
+
+
+class Clock:
+    """The system's clocks. `now` is for what is stored, `monotonic` for how long something took."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(max(0.0, seconds))
+
+    async def wait(self, event: anyio.Event, seconds: float | None) -> bool:
+        """Wait until `event` is set, at most `seconds`; True if it was."""
+        if seconds is None:
+            await event.wait()
+        else:
+            with anyio.move_on_after(max(0.0, seconds)):
+                await event.wait()
+        return event.is_set()
+
+
+SYSTEM_CLOCK = Clock()

@@ -1,0 +1,251 @@
+"""Control from anywhere: durable requests, and waiting for their effect.
+
+Place in the life of an execution: beside it. A request is stored first; then whoever owns the execution obeys it, and if
+nobody alive does, this program claims the execution and obeys it itself. `Executor` and `Client` are both control rooms;
+they differ in what they do with an execution they have claimed.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+import anyio
+import attrs
+from attrs import frozen
+
+from longrun import codec
+from longrun.clock import SYSTEM_CLOCK, Clock
+from longrun.desk import UNCHANGED, Desk, check_name, encode_payload
+from longrun.errors import ConfigError, InvalidStateError
+from longrun.events import Bus, EventType, ExecutionEvent
+from longrun.records import FINISHED, ExecutionState, check_id, to_time
+from longrun.registry import StepRegistry
+from longrun.stored import Loaded, Message, Query
+from longrun.stores.store import CheckpointStore
+
+State = ExecutionState
+SIGNAL_LIMIT = 1000
+LOOK_AGAIN = 1.0
+"""How long to wait for a change before looking anyway, should a notification be lost."""
+
+PAUSABLE = frozenset({State.INITIALIZED, State.RUNNING, State.RESUMING, State.WAITING, State.PAUSED})
+RESUMABLE = frozenset({State.INITIALIZED, State.RUNNING, State.RESUMING, State.WAITING, State.PAUSED, State.BLOCKED})
+UNFINISHED = frozenset(State) - FINISHED
+EFFECTS = {
+    "pause": frozenset[ExecutionState](),
+    "resume": frozenset[ExecutionState](),
+    "cancel": frozenset({State.CANCELLED}),
+    "retry": FINISHED,
+}
+"""The ends in which a request can have taken effect; in any other end it came too late."""
+
+
+@frozen
+class Ended:
+    """The end of an execution that ran here."""
+
+    value: Any
+
+
+class ControlRoom(Desk, abc.ABC):
+    """Pause, resume, cancel, signal and retry any execution of a store."""
+
+    def __init__(self, store: CheckpointStore, registry: StepRegistry | None, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(store, registry, clock)
+        self.bus = Bus()
+        self._changed = anyio.Event()
+
+    @property
+    def known(self) -> StepRegistry | None:
+        return self._known
+
+    # requests
+
+    async def pause(
+        self, id: str, *, hold: bool = False, interrupt: bool = False, timeout: float | None = None
+    ) -> None:
+        """Stop at the step's end or its next checkpoint, or at once with `interrupt`. `hold` survives restarts."""
+        options = {"hold": bool(hold), "interrupt": bool(interrupt)}
+        await self._request(id, "pause", PAUSABLE, options=options, timeout=timeout)
+
+    async def resume(self, id: str, *, state: Any = UNCHANGED, timeout: float | None = None) -> None:
+        """Go on: in the living owner, else here. `state` replaces the state of a paused or blocked execution."""
+        if state is not UNCHANGED:
+            current = (await self.store.load(check_id(id))).head.state
+            if current not in (State.PAUSED, State.BLOCKED):
+                raise InvalidStateError(id, current, "replace the state of", "pause it first")
+        payload = await self._state_payload(id, state)
+        await self._request(id, "resume", RESUMABLE, payload=payload, timeout=timeout)
+
+    async def cancel(
+        self, id: str, reason: str | None = None, *, children: bool = False, timeout: float | None = None
+    ) -> None:
+        """End it now, for good. With `children`, everything it started too."""
+        if reason is not None and not isinstance(reason, str):
+            raise ConfigError("reason", reason, "give a string or None")
+        if children:
+            await self._cancel_children(id, reason, timeout)
+        loaded = await self.store.load(check_id(id))
+        if loaded.head.state is not State.CANCELLED:
+            await self._request(id, "cancel", UNFINISHED, options={"reason": reason}, timeout=timeout)
+
+    async def _cancel_children(self, id: str, reason: str | None, timeout: float | None) -> None:
+        for child in await self.store.find(Query(parent_id=check_id(id), states=UNFINISHED, limit=10_000)):
+            await self.cancel(child.definition.id, reason, children=True, timeout=timeout)
+
+    async def signal(
+        self, id: str, name: str, payload: Any = None, *, key: str | None = None, timeout: float | None = None
+    ) -> None:
+        """Store a signal, durable on return; a `WaitFor` of that name takes the oldest. A repeated `key` is ignored."""
+        check_name("name", name)
+        if key is not None:
+            check_name("key", key)
+        loaded = await self.store.load(check_id(id))
+        if loaded.head.state.finished:
+            raise InvalidStateError(id, loaded.head.state, "signal")
+        message = Message(
+            kind="signal", name=name, key=key, payload=encode_payload(payload, "payload"), sent=self.clock.now()
+        )
+        await self.store.send(id, message, limit=SIGNAL_LIMIT)
+        self.look()
+
+    async def retry(self, id: str, *, state: Any = UNCHANGED, timeout: float | None = None) -> None:
+        """Run a failed execution again at the step that failed, with its progress inside the step."""
+        payload = await self._state_payload(id, state)
+        await self._request(id, "retry", frozenset({State.FAILED}), payload=payload, timeout=timeout)
+
+    async def _state_payload(self, id: str, state: Any) -> bytes | None:
+        if state is UNCHANGED:
+            return None
+        loaded = await self.store.load(check_id(id))
+        return self.encode_state(loaded, state)
+
+    def encode_state(self, loaded: Loaded, state: Any) -> bytes:
+        """A state given from outside, for the step that will receive it."""
+        head, steps = loaded.head, loaded.definition.steps
+        step = self._known.get(steps[head.step]) if self._known is not None and head.step < len(steps) else None
+        return codec.encode(state, Any if step is None else step.state_type)
+
+    async def _request(
+        self,
+        id: str,
+        kind: str,
+        allowed: frozenset[ExecutionState],
+        *,
+        options: dict[str, Any] | None = None,
+        payload: bytes | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        loaded = await self.store.load(check_id(id))
+        if loaded.head.state not in allowed:
+            hint = "use retry" if loaded.head.state is State.FAILED and kind == "resume" else ""
+            raise InvalidStateError(id, loaded.head.state, kind, hint)
+        message = Message(kind=kind, options=options or {}, payload=payload, sent=self.clock.now())
+        message = attrs.evolve(message, id=await self.store.send(id, message, limit=SIGNAL_LIMIT * 2))
+        if timeout is None:
+            await self._effect(id, message)
+            return
+        with anyio.move_on_after(timeout) as scope:
+            await self._effect(id, message)
+        if scope.cancelled_caught:
+            raise TimeoutError(f"{kind} of {id!r} is stored and has not taken effect within {timeout:g} s")
+
+    async def _effect(self, id: str, message: Message) -> None:
+        """Wait until a request was obeyed. If nobody alive owns the execution, see to it here."""
+        while True:
+            changed = self._changed
+            if await self.obeyed_here(id, message):
+                return
+            loaded = await self.store.load(id)
+            state = loaded.head.state
+            waits = any(one.id == message.id for one in loaded.messages)
+            if state.finished and state not in EFFECTS[message.kind] and not (waits and message.kind == "retry"):
+                raise InvalidStateError(id, state, message.kind)
+            if not waits:
+                return
+            if not await self.take_over(loaded):
+                await self.clock.wait(changed, LOOK_AGAIN)
+
+    # waiting
+
+    async def until(self, id: str, states: frozenset[ExecutionState]) -> Loaded:
+        """Wait until an execution is in one of `states`, or has ended."""
+        while True:
+            changed = self._changed
+            loaded = await self.store.load(check_id(id))
+            if loaded.head.state in states or loaded.head.state.finished:
+                return loaded
+            await self.clock.wait(changed, LOOK_AGAIN)
+
+    def look(self) -> None:
+        """Something may have changed: let everybody who waits look."""
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    # what differs between an executor and a client
+
+    async def obeyed_here(self, id: str, message: Message) -> bool:
+        """Wait for a request to be obeyed by a runner of this program; False if none runs it, or it ends without."""
+        return False
+
+    @abc.abstractmethod
+    async def take_over(self, loaded: Loaded) -> bool:
+        """Claim an execution that nobody alive owns, and obey its messages; False if somebody does own it."""
+
+    async def ended_here(self, id: str) -> Ended | None:
+        """Wait for the end of an execution that runs here; None if it does not, or ends without a result."""
+        return None
+
+    def slot_given_back(self) -> AbstractAsyncContextManager[Any]:
+        return nullcontext()
+
+    def events_of(self, id: str) -> AsyncIterator[ExecutionEvent]:
+        """The events of one execution from now on, told from its stored rows."""
+        return follow_rows(self, id)
+
+
+KINDS = {
+    "start": EventType.EXECUTION_STARTED,
+    "step": EventType.STEP_COMPLETED,
+    "goto": EventType.STEP_COMPLETED,
+    "repeat": EventType.STEP_COMPLETED,
+    "sleep": EventType.WAITING,
+    "wait": EventType.WAITING,
+    "pause": EventType.PAUSED,
+    "resume": EventType.RESUMED,
+    "retry": EventType.RESUMED,
+    "fail": EventType.EXECUTION_FAILED,
+    "finish": EventType.EXECUTION_COMPLETED,
+    "cancel": EventType.EXECUTION_CANCELLED,
+    "block": EventType.EXECUTION_BLOCKED,
+    "state": EventType.CHECKPOINTED,
+}
+LAST = frozenset({"fail", "finish", "cancel"})
+
+
+async def follow_rows(room: ControlRoom, id: str, after: int | None = None) -> AsyncIterator[ExecutionEvent]:
+    """Events of an execution that another process runs, from the rows its boundaries leave; ends with it."""
+    seen = (await room.store.load(check_id(id))).head.seq if after is None else after
+    while True:
+        changed = room._changed
+        rows = await room.store.boundaries(id, after=seen)
+        for row in rows:
+            seen = row.seq
+            yield ExecutionEvent(
+                type=KINDS.get(row.kind, EventType.CHECKPOINTED),
+                execution_id=id,
+                step=row.name,
+                timestamp=to_time(row.ended),  # type: ignore[arg-type]  # never None
+                error=row.error,
+                attempt=row.attempts,
+                data={"seq": row.seq, "kind": row.kind},
+            )
+            if row.kind in LAST:
+                return
+        if not rows:
+            if (await room.store.load(id)).head.state.finished:
+                return
+            await room.clock.wait(changed, LOOK_AGAIN)

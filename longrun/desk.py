@@ -1,0 +1,242 @@
+"""Look at executions and store new ones, without running anything: what executor and client have in common.
+
+Place in the life of an execution: start, and whenever somebody looks.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+
+from longrun import codec, views
+from longrun.clock import SYSTEM_CLOCK, Clock
+from longrun.errors import ConfigError, ExecutionNotFoundError, InvalidStateError
+from longrun.records import Checkpoint, Execution, ExecutionState, StepRecord, check_id
+from longrun.registry import StepRegistry, Workflow
+from longrun.snapshot import Snapshots, decode_state
+from longrun.stored import Boundary, Create, Definition, Head, Loaded, Query
+from longrun.stores.store import CheckpointStore
+
+State = ExecutionState
+UNCHANGED: Any = type("Unchanged", (), {"__repr__": lambda self: "..."})()
+"""The default of `state=`: leave it as it is. `None` is a state like any other."""
+
+
+class Desk:
+    """Reads and creates executions in a store."""
+
+    def __init__(self, store: CheckpointStore, registry: StepRegistry | None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.store = store
+        self._known = registry
+        self.clock = clock
+
+    async def get(self, id: str) -> Execution:
+        """What is known of one execution; `ExecutionNotFoundError` if there is none."""
+        loaded = await self.store.load(check_id(id))
+        return views.execution(loaded.definition, loaded.head)
+
+    async def list(
+        self,
+        state: ExecutionState | str | Iterable[ExecutionState | str] | None = None,
+        workflow: str | Iterable[str] | None = None,
+        limit: int = 100,
+        after: Execution | str | None = None,
+        *,
+        queue: str | None = None,
+        parent_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        text: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+    ) -> builtins.list[Execution]:
+        """A page of executions, newest first, without their step names. `after` is the last one of the page before."""
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise ConfigError("limit", limit, "give a whole number of at least 1")
+        query = Query(
+            states=check_states(state),
+            workflows=None if workflow is None else frozenset([workflow] if isinstance(workflow, str) else workflow),
+            queue=queue,
+            parent_id=parent_id,
+            metadata=dict(metadata or {}),
+            text=text,
+            created_after=None if created_after is None else created_after.timestamp(),
+            created_before=None if created_before is None else created_before.timestamp(),
+            after=None if after is None else await self._position(after),
+            limit=limit,
+        )
+        return [views.execution(stored.definition, stored.head) for stored in await self.store.find(query)]
+
+    async def _position(self, after: Execution | str) -> tuple[float, str]:
+        definition = (await self.store.load(after if isinstance(after, str) else after.id)).definition
+        return definition.created, definition.id
+
+    async def count(self, query: Query | None = None) -> dict[ExecutionState, int]:
+        """How many executions there are, by state."""
+        return await self.store.count(query)
+
+    async def history(self, id: str) -> builtins.list[Checkpoint]:
+        """The checkpoints whose states are kept, oldest first."""
+        loaded = await self.store.load(check_id(id))
+        found = [await self.store.checkpoint(id, seq) for seq, _ in loaded.kept]
+        return [views.checkpoint(loaded.definition, *one, self._known) for one in found if one is not None]
+
+    async def steps(self, id: str, *, after: int = 0, limit: int = 1000) -> builtins.list[StepRecord]:
+        """The rows that every boundary left, oldest first, behind number `after`."""
+        rows = await self.store.boundaries(check_id(id), after=after, limit=limit)
+        if not rows and not await self.store.exists(id):
+            raise ExecutionNotFoundError(id)
+        return [views.step_record(row) for row in rows]
+
+    async def delete(self, id: str) -> None:
+        """Remove a finished execution with everything that belongs to it."""
+        loaded = await self.store.load(check_id(id))
+        if not loaded.head.state.finished or not (await self.store.delete([id]))[0]:
+            raise InvalidStateError(id, loaded.head.state, "delete", "cancel it first")
+
+    # new executions
+
+    def new(
+        self,
+        workflow: Workflow,
+        state: Any,
+        head: Head,
+        *,
+        id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        parent_id: str | None = None,
+    ) -> Create:
+        """The write that creates an execution at its first step."""
+        step = self._known.get(workflow.steps[0]) if self._known is not None and workflow.steps else None
+        definition = Definition(
+            id=views.new_id() if id is None else check_id(id),
+            workflow=workflow.name,
+            version=workflow.version,
+            steps=workflow.steps,
+            total=len(workflow.steps),
+            queue=check_name("queue", queue),
+            priority=check_priority(priority),
+            metadata=views.check_metadata(metadata),
+            parent_id=parent_id,
+            created=head.updated,
+        )
+        return create(definition, head, state, Any if step is None else step.state_type)
+
+    async def forked(
+        self, id: str, checkpoint: Checkpoint | int | str | None, state: Any, new_id: str | None, *, owner: str | None
+    ) -> Create:
+        """The write that creates a copy of an execution as it was at a boundary."""
+        loaded = await self.store.load(check_id(id))
+        seq = loaded.boundary.seq if checkpoint is None else sequence_number(id, checkpoint)
+        found = await self.store.checkpoint(id, seq)
+        if found is None:
+            raise ConfigError("checkpoint", checkpoint, "its state is not kept; history() lists those that are")
+        boundary, blobs = found
+        kind = views.state_type(loaded.definition.steps, boundary, self._known)
+        if state is UNCHANGED:
+            state = decode_state(boundary.data or b"null", blobs, bool(boundary.blobs), kind)
+        head = self.first_head(State.INITIALIZED if owner is None else State.RUNNING, owner=owner)
+        head = attrs.evolve(head, step=boundary.next, iteration=boundary.iteration)
+        definition = attrs.evolve(
+            loaded.definition,
+            id=views.new_id() if new_id is None else check_id(new_id),
+            created=head.updated,
+            metadata={**loaded.definition.metadata, "forked_from": f"{id}@{seq}"},
+            parent_id=None,
+        )
+        return create(definition, head, state, kind)
+
+    def first_head(self, state: ExecutionState, *, owner: str | None = None, due: float | None = None) -> Head:
+        now = round(self.clock.now(), 6)
+        return Head(
+            state=state,
+            fence=1 if owner is not None else 0,
+            revision=1,
+            owner=owner,
+            seq=1,
+            started=now if owner is not None else None,
+            updated=now,
+            due=due,
+        )
+
+
+def create(definition: Definition, head: Head, state: Any, annotation: Any, kind: str = "start") -> Create:
+    """A new execution at the position of `head`."""
+    snapshot = Snapshots(1).take(state, annotation, head.seq)
+    boundary = Boundary(
+        seq=head.seq,
+        kind=kind,
+        step=head.step,
+        started=head.updated,
+        ended=head.updated,
+        next=head.step,
+        visit=head.visit,
+        iteration=head.iteration,
+        data=snapshot.data,
+        blobs=snapshot.names,
+        size=snapshot.size,
+    )
+    return Create(definition=definition, head=head, boundary=boundary, blobs=snapshot.new)
+
+
+def loaded_of(made: Create) -> Loaded:
+    """What loading an execution just created would give."""
+    return Loaded(
+        definition=made.definition,
+        head=made.head,
+        boundary=made.boundary,
+        blobs=made.blobs,
+        kept=((made.boundary.seq, made.boundary.blobs),),
+    )
+
+
+def sequence_number(id: str, checkpoint: Checkpoint | int | str) -> int:
+    """The number that a checkpoint, its id or the number itself means."""
+    if isinstance(checkpoint, Checkpoint):
+        return checkpoint.seq
+    text = str(checkpoint).removeprefix(f"{id}@")
+    if isinstance(checkpoint, bool) or not text.isdecimal():
+        raise ConfigError("checkpoint", checkpoint, "give a Checkpoint, its id, or its number")
+    return int(text)
+
+
+def check_states(state: Any) -> frozenset[ExecutionState] | None:
+    if state is None:
+        return None
+    wanted = [state] if isinstance(state, str) else list(state)
+    try:
+        return frozenset(ExecutionState(one) for one in wanted)
+    except ValueError:
+        raise ConfigError("state", state, f"give one of {', '.join(s.value for s in ExecutionState)}") from None
+
+
+def check_name(what: str, name: object) -> str:
+    if not isinstance(name, str) or not name or len(name) > 200 or not name.isprintable():
+        raise ConfigError(what, name, "give a printable string of 1 to 200 characters")
+    return name
+
+
+def check_priority(priority: object) -> int:
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > 1_000_000:
+        raise ConfigError("priority", priority, "give a whole number from -1,000,000 to 1,000,000")
+    return priority
+
+
+def check_delay(delay: Any) -> float | None:
+    if delay is None:
+        return None
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise ConfigError("delay", delay, "give seconds of at least 0, or a timedelta")
+    return float(seconds)
+
+
+def encode_payload(value: Any, path: str) -> bytes:
+    """A signal's payload, or a state given from outside, as plain data."""
+    return codec.encode(value, Any, path=path)
+
+

@@ -1,0 +1,222 @@
+"""Events: what happened, told after it is durable, in order per execution, to whoever listens.
+
+Place in the life of an execution: after every checkpoint. A listener that fails, is slow or never returns costs the
+executions nothing: each has a bounded buffer of its own, and what does not fit is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import anyio
+from attrs import field, frozen
+
+from longrun.logging import get_logger
+from longrun.loops import current_loop
+
+BUFFER = 10_000
+log = get_logger()
+
+
+class EventType(str, enum.Enum):
+    STEP_STARTED = "step_started"
+    STEP_COMPLETED = "step_completed"
+    STEP_FAILED = "step_failed"
+    CHECKPOINTED = "checkpointed"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    EXECUTION_STARTED = "execution_started"
+    EXECUTION_COMPLETED = "execution_completed"
+    EXECUTION_FAILED = "execution_failed"
+    EXECUTION_CANCELLED = "execution_cancelled"
+    EXECUTION_BLOCKED = "execution_blocked"
+    STEP_RETRYING = "step_retrying"
+    WAITING = "waiting"
+    PROGRESS = "progress"
+    HEARTBEAT = "heartbeat"
+    LEASE_LOST = "lease_lost"
+    STORE_UNAVAILABLE = "store_unavailable"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@frozen(kw_only=True)
+class ExecutionEvent:
+    type: EventType
+    execution_id: str
+    step: str | None = None
+    timestamp: datetime
+    error: str | None = field(default=None, repr=False)
+    attempt: int = 0
+    data: Mapping[str, Any] = field(factory=dict, repr=False)
+
+
+Listener = Callable[[ExecutionEvent], Any]
+
+
+class Subscription:
+    """One listener's buffer, read as an async iterator. `dropped` counts what did not fit."""
+
+    def __init__(self, bus: Bus, only: str | None = None) -> None:
+        self._bus = bus
+        self._only = only
+        self._buffer: deque[ExecutionEvent] = deque()
+        self._arrived = anyio.Event()
+        self._closed = False
+        self.dropped = 0
+
+    def put(self, event: ExecutionEvent) -> None:
+        if self._only is not None and event.execution_id != self._only:
+            return
+        if len(self._buffer) >= BUFFER:
+            self.dropped += 1
+            return
+        self._buffer.append(event)
+        self._arrived.set()
+
+    def close(self) -> None:
+        """End the iteration once the buffer is empty."""
+        self._closed = True
+        self._bus.remove(self)
+        self._arrived.set()
+
+    def __aiter__(self) -> AsyncIterator[ExecutionEvent]:
+        return self
+
+    async def __anext__(self) -> ExecutionEvent:
+        while not self._buffer:
+            if self._closed:
+                raise StopAsyncIteration
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+        return self._buffer.popleft()
+
+    async def aclose(self) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Subscription:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Bus:
+    """Fans events out. Lives in one event loop; `emit` never waits."""
+
+    def __init__(self) -> None:
+        self._subscriptions: list[Subscription | _Callback] = []
+        self.active = False
+        """Whether anybody listens: if not, events need not even be built."""
+
+    def emit(self, event: ExecutionEvent) -> None:
+        for subscription in self._subscriptions:
+            subscription.put(event)
+
+    def subscribe(self, only: str | None = None) -> Subscription:
+        subscription = Subscription(self, only)
+        self._add(subscription)
+        return subscription
+
+    def call(self, listener: Listener) -> _Callback:
+        """Call `listener` with every event: an async function in a task (see `_Callback.serve`), another in a thread."""
+        callback = _Callback(listener)
+        self._add(callback)
+        return callback
+
+    def _add(self, subscription: Subscription | _Callback) -> None:
+        self._subscriptions.append(subscription)
+        self.active = True
+
+    def remove(self, subscription: Subscription | _Callback) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+        self.active = bool(self._subscriptions)
+
+    def close(self) -> None:
+        for subscription in list(self._subscriptions):
+            subscription.close()
+
+
+class _Callback:
+    """A function that is called with events, one after the other, in a thread or a task of its own."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._buffer: deque[ExecutionEvent] = deque()
+        self._idle = anyio.Event()
+        self._idle.set()
+        self._loop = current_loop()
+        self._wake = threading.Event()
+        self._arrived = anyio.Event()
+        self._closed = False
+        self.is_async = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(
+            getattr(listener, "__call__", None)
+        )
+        self.dropped = 0
+        if not self.is_async:
+            threading.Thread(target=self._run, name="longrun-listener", daemon=True).start()
+
+    def put(self, event: ExecutionEvent) -> None:
+        if len(self._buffer) >= BUFFER:
+            self.dropped += 1
+            return
+        if self._idle.is_set():
+            self._idle = anyio.Event()
+        self._buffer.append(event)
+        self._arrived.set()
+        self._wake.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._arrived.set()
+        self._wake.set()
+
+    async def caught_up(self, seconds: float) -> None:
+        """Wait until everything so far was handed to the listener, for a bounded time: it may never return."""
+        with anyio.move_on_after(seconds):
+            await self._idle.wait()
+
+    async def serve(self) -> None:
+        """Call an async listener; ends after `close`."""
+        while True:
+            while self._buffer:
+                try:
+                    await self._listener(self._buffer[0])
+                except Exception as error:
+                    _report(error)
+                self._buffer.popleft()
+            self._set_idle()
+            if self._closed:
+                return
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+
+    def _run(self) -> None:
+        while True:
+            while self._buffer:
+                try:
+                    self._listener(self._buffer[0])
+                except Exception as error:
+                    _report(error)
+                self._buffer.popleft()
+            self._loop.call_soon(self._set_idle)
+            if self._closed:
+                return
+            self._wake.wait()
+            self._wake.clear()
+
+    def _set_idle(self) -> None:
+        if not self._buffer:
+            self._idle.set()
+
+
+def _report(error: Exception) -> None:
+    log.warning("listener.failed", error_type=type(error).__name__)

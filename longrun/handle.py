@@ -1,0 +1,125 @@
+"""A handle on one execution, whichever process runs it.
+
+Place in the life of an execution: from its start to its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from longrun import views
+from longrun.errors import (
+    ExecutionBlockedError,
+    ExecutionCancelledError,
+    ExecutionError,
+    ExecutionFailedError,
+)
+from longrun.records import Execution, ExecutionState
+from longrun.snapshot import decode_state
+from longrun.stored import Loaded
+from longrun.threads import call_from_thread
+
+if TYPE_CHECKING:
+    from longrun.control_room import ControlRoom
+    from longrun.events import ExecutionEvent
+
+State = ExecutionState
+
+
+class ExecutionHandle:
+    """What `start`, `submit` and `fork` return."""
+
+    def __init__(self, room: ControlRoom, id: str, *, gives_slot_back: bool = False) -> None:
+        self._room = room
+        self.id = id
+        self._gives_slot_back = gives_slot_back
+
+    def __repr__(self) -> str:
+        return f"<ExecutionHandle {self.id}>"
+
+    async def result(self) -> Any:
+        """Wait for the end. Its result; or `ExecutionFailedError`, `ExecutionCancelledError`, `ExecutionBlockedError`."""
+        if self._gives_slot_back:
+            async with self._room.slot_given_back():
+                return await self._result()
+        return await self._result()
+
+    async def _result(self) -> Any:
+        here = await self._room.ended_here(self.id)
+        if here is not None:
+            return here.value
+        loaded = await self._room.until(self.id, frozenset({State.BLOCKED}))
+        return result_of(loaded, self._room)
+
+    async def wait(self, *states: ExecutionState | str) -> Execution:
+        """Wait until it is in one of `states` (default: until it has ended), or has ended otherwise."""
+        wanted = frozenset(State(state) for state in states)
+        loaded = await self._room.until(self.id, wanted)
+        return views.execution(loaded.definition, loaded.head)
+
+    async def pause(self, *, hold: bool = False, interrupt: bool = False, timeout: float | None = None) -> None:
+        await self._room.pause(self.id, hold=hold, interrupt=interrupt, timeout=timeout)
+
+    async def resume(self, *, timeout: float | None = None, **state: Any) -> None:
+        await self._room.resume(self.id, timeout=timeout, **state)
+
+    async def cancel(self, reason: str | None = None, *, children: bool = False, timeout: float | None = None) -> None:
+        await self._room.cancel(self.id, reason, children=children, timeout=timeout)
+
+    async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> None:
+        await self._room.signal(self.id, name, payload, key=key)
+
+    async def retry(self, *, timeout: float | None = None, **state: Any) -> None:
+        await self._room.retry(self.id, timeout=timeout, **state)
+
+    async def info(self) -> Execution:
+        """What is known of it now."""
+        return await self._room.get(self.id)
+
+    def events(self) -> AsyncIterator[ExecutionEvent]:
+        """Its events from now on, until it ends. Of an execution that runs elsewhere, what its stored rows tell."""
+        return self._room.events_of(self.id)
+
+
+class BlockingHandle:
+    """The handle that a plain step gets of its child: the same names, blocking."""
+
+    def __init__(self, handle: ExecutionHandle) -> None:
+        self._handle = handle
+        self.id = handle.id
+
+    def result(self) -> Any:
+        return call_from_thread(self._handle.result)
+
+    def wait(self, *states: ExecutionState | str) -> Execution:
+        found: Execution = call_from_thread(self._handle.wait, *states)
+        return found
+
+    def info(self) -> Execution:
+        found: Execution = call_from_thread(self._handle.info)
+        return found
+
+    def cancel(self, reason: str | None = None) -> None:
+        call_from_thread(self._handle.cancel, reason)
+
+
+def result_of(loaded: Loaded, room: ControlRoom) -> Any:
+    """The result of an execution that has ended, or the error that says how it did."""
+    head, definition = loaded.head, loaded.definition
+    if head.state is State.COMPLETED:
+        boundary = loaded.boundary
+        kind = views.state_type(definition.steps, boundary, room.known)
+        return decode_state(boundary.data or b"null", loaded.blobs, bool(boundary.blobs), kind)
+    step = definition.steps[head.step] if head.step < len(definition.steps) else None
+    raise error_of(definition.id, head.state, step, head.attempt, head.error, head.reason)
+
+
+def error_of(
+    id: str, state: ExecutionState, step: str | None, attempt: int, error: str | None, reason: str | None
+) -> ExecutionError:
+    if state is State.FAILED:
+        return ExecutionFailedError(id, step=step, attempt=attempt, error=error)
+    if state is State.CANCELLED:
+        return ExecutionCancelledError(id, step=step, attempt=attempt, error=reason)
+    return ExecutionBlockedError(id, step=step, error=reason)

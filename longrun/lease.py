@@ -1,0 +1,86 @@
+"""Claim: keep ownership alive, off the event loop's busy path.
+
+Place in the life of an execution: from its claim to its end. One thread renews one lease, which is the lease of all the
+executions of an executor, so that a blocked event loop does not lose them. Whether a lease is lost decides only when
+to look: what is refused is decided by the fence (I12).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from longrun.errors import LongrunError
+from longrun.life import Life, LifeLock, is_dead
+from longrun.loops import current_loop
+from longrun.stored import Owner
+from longrun.stores.store import CheckpointStore
+
+TOUCH_EVERY = 600.0
+
+
+class LeaseKeeper:
+    """Renews an owner's lease every `interval` seconds; calls `lost` in the loop when the store no longer knows it."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        lock: LifeLock,
+        *,
+        interval: float,
+        ttl: float,
+        lost: Callable[[], object],
+        workflows: tuple[str, ...] = (),
+        queues: tuple[str, ...] = (),
+    ) -> None:
+        self._store = store
+        self._lock = lock
+        self._interval, self._ttl = interval, ttl
+        self._lost = lost
+        self._loop = current_loop()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="longrun-lease", daemon=True)
+        life = lock.life
+        self.owner = Owner(id=life.owner, life=life.to_dict(), remaining=ttl, workflows=workflows, queues=queues)
+
+    async def start(self) -> None:
+        await self._store.register(self.owner, self._ttl)
+        self._thread.start()
+
+    async def register_again(self) -> None:
+        await self._store.register(self.owner, self._ttl)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        touched = 0.0
+        while not self._stopping.wait(self._interval):
+            touched += self._interval
+            if touched >= TOUCH_EVERY:
+                touched = 0.0
+                self._lock.touch()
+            try:
+                self._store.renew(self.owner.id, self._ttl, self._renewed)
+            except LongrunError:
+                return  # the store is closed
+
+    def _renewed(self, answer: Any) -> None:
+        """In the writer's thread. A store that is away is asked again at the next beat."""
+        if answer is False and not self._stopping.is_set():
+            self._loop.call_soon(self._lost)
+
+
+def gone(owners: list[Owner], *, but: str | None = None) -> frozenset[str]:
+    """The owners whose executions may be taken: proved dead by their kernel lock, or past their lease."""
+    return frozenset(owner.id for owner in owners if owner.id != but and (owner.remaining < 0 or _proved(owner)))
+
+
+def _proved(owner: Owner) -> bool:
+    try:
+        return is_dead(Life.from_dict(dict(owner.life)))
+    except LongrunError:
+        return False  # a record that says nothing usable proves nothing: the lease decides

@@ -1,0 +1,125 @@
+"""The writes of one execution on their way to the store: in order, none lost, none doubled.
+
+Place in the life of an execution: checkpoint. Each write stays here until the store has answered. When the store is
+away they are handed over again with back-off, in the same order and with the same revisions; a write that had been
+applied although its answer was lost is recognised by its revision. Nothing is acknowledged meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from longrun.clock import Clock
+from longrun.errors import LeaseLostError, LongrunError, StoreUnavailableError
+from longrun.loops import current_loop
+from longrun.records import RetryPolicy
+from longrun.stored import Save
+from longrun.stores.store import CheckpointStore
+
+BACKOFF = RetryPolicy(initial=0.05, factor=2.0, maximum=5.0, jitter=True)
+
+Done = Callable[[LongrunError | None], object]
+
+
+class Courier(Protocol):
+    """What an outbox needs from the executor."""
+
+    store: CheckpointStore
+    clock: Clock
+
+    def spawn(self, function: Callable[..., Any], *args: object, name: str) -> None: ...
+
+    def store_failed(self, execution_id: str, error: LongrunError, tries: int) -> None: ...
+
+
+class Outbox:
+    def __init__(self, courier: Courier, execution_id: str) -> None:
+        self._courier = courier
+        self._id = execution_id
+        self._pending: deque[tuple[Save, Done]] = deque()
+        self._flying = 0
+        self._failure: LongrunError | None = None
+        self._tries = 0
+        self.lost: LongrunError | None = None
+        """Why nothing can be written any more: the lease is lost."""
+
+    @property
+    def empty(self) -> bool:
+        return not self._pending
+
+    def push(self, save: Save, done: Done) -> None:
+        """Hand a write over; `done` gets None when it is durable, or why it never will be."""
+        if self.lost is not None:
+            done(self.lost)
+            return
+        self._pending.append((save, done))
+        if self._failure is None:
+            self._submit(save)
+
+    async def commit(self, save: Save) -> None:
+        """Durable on return; `LeaseLostError` if the execution belongs to somebody else now."""
+        waiter = current_loop().waiter()
+        self.push(save, waiter.set)
+        error = await waiter.wait()
+        if error is not None:
+            raise error
+
+    async def settle(self) -> None:
+        """Return when everything handed over so far is durable."""
+        if self._pending:
+            waiter = current_loop().waiter()
+            save, done = self._pending[-1]
+
+            def both(error: LongrunError | None) -> None:
+                done(error)
+                waiter.set(error)
+
+            self._pending[-1] = (save, both)
+            error = await waiter.wait()
+            if error is not None:
+                raise error
+
+    def _submit(self, save: Save) -> None:
+        self._flying += 1
+        try:
+            self._courier.store.submit(save, self._answered)
+        except LongrunError as error:  # the store is closed
+            self._answered(error)
+
+    def _answered(self, error: LongrunError | None) -> None:
+        self._flying -= 1
+        if error is None and self._failure is None:
+            self._tries = 0
+            self._pending.popleft()[1](None)
+        elif isinstance(error, StoreUnavailableError) or self._failure is not None:
+            self._retry_later(error)
+        elif error is not None:
+            self.give_up(error)
+
+    def _retry_later(self, error: LongrunError | None) -> None:
+        """The first failure decides; answers to what was handed over behind it are waited for, then all go again."""
+        if isinstance(error, LeaseLostError):
+            self.give_up(error)
+            return
+        if self._failure is None:
+            self._failure = error
+        if self._flying == 0 and self._failure is not None:
+            self._tries += 1
+            self._courier.store_failed(self._id, self._failure, self._tries)
+            self._courier.spawn(self._retry, name="longrun-retry-write")
+
+    async def _retry(self) -> None:
+        await self._courier.clock.sleep(BACKOFF.delay(self._tries))
+        self._failure = None
+        for save, _ in list(self._pending):
+            if self.lost is None and self._failure is None:
+                self._submit(save)
+
+    def give_up(self, error: LongrunError) -> None:
+        """Nothing more can be written: tell everybody who waits."""
+        self.lost = error
+        pending, self._pending = self._pending, deque()
+        for _, done in pending:
+            done(error)

@@ -1,0 +1,268 @@
+"""What users hold in their hands: frozen records of executions, checkpoints, policies and progress. No I/O.
+
+Place in the life of an execution: none of its own; every later module speaks in these.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+
+from longrun.errors import ConfigError, InvalidIdError
+
+ID_LIMIT = 200
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@=+~-]*")
+
+
+class ExecutionState(str, enum.Enum):
+    """Where an execution stands. `completed`, `failed` and `cancelled` are ends; only `failed` can be left, by `retry`."""
+
+    INITIALIZED = "initialized"
+    RUNNING = "running"
+    PAUSED = "paused"
+    RESUMING = "resuming"
+    WAITING = "waiting"
+    BLOCKED = "blocked"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def finished(self) -> bool:
+        return self in FINISHED
+
+
+FINISHED = frozenset({ExecutionState.COMPLETED, ExecutionState.FAILED, ExecutionState.CANCELLED})
+
+
+def check_id(value: object) -> str:
+    """Return `value` if it can name an execution; raise `InvalidIdError` otherwise."""
+    if not isinstance(value, str):
+        raise InvalidIdError(value, f"it must be a str, not {type(value).__name__}")
+    if not value:
+        raise InvalidIdError(value, "it is empty")
+    if len(value) > ID_LIMIT:
+        raise InvalidIdError(value, f"it has {len(value):,} characters and {ID_LIMIT} is the limit")
+    if not _ID.fullmatch(value) or ".." in value:
+        raise InvalidIdError(
+            value, "use letters, digits and _ . : @ = + ~ -, beginning with a letter, digit or _, and no '..'"
+        )
+    return value
+
+
+def to_time(seconds: float | None) -> datetime | None:
+    """An aware UTC datetime from stored seconds."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+@frozen(kw_only=True)
+class Progress:
+    """How far a step is, as `ctx.progress()` or a cursor said."""
+
+    done: float = 0
+    total: float | None = None
+    message: str | None = None
+
+    @property
+    def fraction(self) -> float:
+        if not self.total or self.total <= 0:
+            return 0.0
+        return min(1.0, max(0.0, self.done / self.total))
+
+
+@frozen(kw_only=True)
+class Execution:
+    """What is known of an execution: a snapshot, never updated behind your back."""
+
+    id: str
+    name: str
+    state: ExecutionState
+    progress: float
+    current_step: int
+    total_steps: int
+    step_names: tuple[str, ...] = ()
+    start_time: datetime
+    last_update: datetime
+    end_time: datetime | None = None
+    checkpoints: int = 0
+    metadata: Mapping[str, Any] = field(factory=dict)
+    error: str | None = field(default=None, repr=False)
+    version: str = "1"
+    queue: str = "default"
+    priority: int = 0
+    owner: str | None = None
+    parent_id: str | None = None
+    reason: str | None = None
+    attempt: int = 0
+    hold: bool = False
+    due: datetime | None = None
+    waiting_for: str | None = None
+    step_progress: Progress | None = None
+
+
+@frozen(kw_only=True)
+class Checkpoint:
+    """A stored position and state. `step` is the index of the next step, `state` what that step receives."""
+
+    id: str
+    step: int
+    state: Any = field(repr=False)
+    timestamp: datetime
+    metadata: Mapping[str, Any] = field(factory=dict)
+    seq: int
+    kind: str
+    size: int
+
+
+@frozen(kw_only=True)
+class StepRecord:
+    """The small row that every boundary leaves for the execution's life."""
+
+    seq: int
+    kind: str
+    step: int
+    name: str | None
+    started: datetime | None
+    ended: datetime
+    attempts: int
+    error: str | None = field(repr=False)
+    next_step: int
+
+
+@frozen(kw_only=True)
+class BranchFailure:
+    """What stands in a map's results for a branch that failed and was tolerated."""
+
+    index: int
+    error: str
+
+
+@frozen(kw_only=True)
+class ResumeReport:
+    """What `auto_resume_all` did, and why it left the rest alone."""
+
+    resumed: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(factory=dict)
+    blocked: Mapping[str, str] = field(factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.resumed)
+
+
+def _number(minimum: float, *, above: bool = False, none: bool = False) -> Any:
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is None and none:
+            return
+        expected = f"give a number {'above' if above else 'of at least'} {minimum:g}{' or None' if none else ''}"
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            raise ConfigError(attribute.name, value, expected)
+        if value < minimum or (above and value == minimum):
+            raise ConfigError(attribute.name, value, expected)
+
+    return check
+
+
+def _whole(minimum: int, *, none: bool = False) -> Any:
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is None and none:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise ConfigError(
+                attribute.name, value, f"give a whole number of at least {minimum}{' or None' if none else ''}"
+            )
+
+    return check
+
+
+def _one_of(*choices: str) -> Any:
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value not in choices:
+            raise ConfigError(attribute.name, value, f"give one of {', '.join(map(repr, choices))}")
+
+    return check
+
+
+def _flag(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(attribute.name, value, "give True or False")
+
+
+def _errors(value: Any) -> tuple[type[BaseException], ...]:
+    kinds = value if isinstance(value, tuple) else (value,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise ConfigError("retry_on/give_up_on", kind, "give exception classes")
+    return kinds
+
+
+@frozen(kw_only=True)
+class RetryPolicy:
+    """When a failed attempt is tried again, and how long to wait before."""
+
+    max_attempts: int = field(default=4, validator=_whole(1))
+    initial: float = field(default=1.0, validator=_number(0))
+    factor: float = field(default=2.0, validator=_number(1))
+    maximum: float = field(default=30.0, validator=_number(0))
+    jitter: bool = field(default=True, validator=_flag)
+    retry_on: tuple[type[BaseException], ...] = field(default=(Exception,), converter=_errors)
+    give_up_on: tuple[type[BaseException], ...] = field(default=(), converter=_errors)
+
+    def delay(self, failures: int, fraction: float = 1.0) -> float:
+        """Seconds to wait after `failures` failed attempts. `fraction` in 0..1 is the jitter's die: half to the whole."""
+        doublings = min(failures - 1, 1024)
+        try:
+            wait = self.initial * self.factor**doublings
+        except OverflowError:
+            wait = self.maximum
+        wait = min(wait, self.maximum)
+        return wait * (0.5 + 0.5 * fraction) if self.jitter else wait
+
+    def allows(self, error: BaseException, attempts: int) -> bool:
+        """Whether another attempt follows `attempts` failed ones, of which `error` was the last."""
+        return (
+            attempts < self.max_attempts and isinstance(error, self.retry_on) and not isinstance(error, self.give_up_on)
+        )
+
+
+def _seconds(value: Any) -> Any:
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+@frozen(kw_only=True)
+class RetentionPolicy:
+    """What is kept: `history` states an execution, finished executions for `max_age` seconds (None: for ever)."""
+
+    history: int = field(default=10, validator=_whole(1))
+    max_age: float | None = field(default=None, converter=_seconds, validator=_number(0, none=True))
+    interval: float = field(default=3600.0, converter=_seconds, validator=_number(0, above=True))
+
+
+@frozen(kw_only=True)
+class ExecutorConfig:
+    """How an executor runs. Bad values raise here, not later."""
+
+    checkpoint_dir: str = field(default=".longrun", converter=str)
+    durability: str = field(default="step", validator=_one_of("step", "interval", "exit"))
+    checkpoint_interval: float = field(default=5.0, converter=_seconds, validator=_number(0))
+    max_retries: int = field(default=3, validator=_whole(0))
+    heartbeat_interval: float = field(default=5.0, converter=_seconds, validator=_number(0, above=True))
+    lease_ttl: float = field(default=30.0, converter=_seconds, validator=_number(0, above=True))
+    auto_resume: bool = field(default=True, validator=_flag)
+    max_concurrency: int | None = field(default=None, validator=_whole(1, none=True))
+    drain_timeout: float = field(default=10.0, converter=_seconds, validator=_number(0))
+    max_crashes: int = field(default=5, validator=_whole(1))
+    on_corruption: str = field(default="previous", validator=_one_of("previous", "block"))
+    retention: RetentionPolicy = field(factory=RetentionPolicy, validator=attrs.validators.instance_of(RetentionPolicy))
+
+    def __attrs_post_init__(self) -> None:
+        if self.lease_ttl <= self.heartbeat_interval:
+            raise ConfigError("lease_ttl", self.lease_ttl, "it must be longer than heartbeat_interval, which renews it")

@@ -1,0 +1,150 @@
+"""Checkpoint: turn a state into bytes, and write again only what changed.
+
+Place in the life of an execution: checkpoint. A small state is one piece. Of a large one, every large top-level value
+becomes a blob of its own; a value whose bytes are those of the last checkpoint keeps its old blob. So a checkpoint is
+always complete in itself, and the disk grows with what changed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from longrun import codec
+from longrun.errors import CorruptDataError, TooLargeError
+
+WHOLE_LIMIT = 8192
+"""A state up to this many bytes is stored in one piece."""
+BLOB_MINIMUM = 2048
+"""Of a larger one, values from this size on become blobs."""
+
+
+@frozen
+class Snapshot:
+    """An encoded state: what goes into the boundary, and the blobs that are new."""
+
+    data: bytes
+    names: tuple[str, ...]
+    new: Mapping[str, bytes]
+    size: int
+
+
+class _Part:
+    __slots__ = ("data", "name", "value")
+
+    def __init__(self, name: str, data: bytes, value: object) -> None:
+        self.name, self.data, self.value = name, data, value
+
+
+class Snapshots:
+    """The states of one execution: encodes each, knows the blobs of the last, and says what retention lets go."""
+
+    def __init__(self, history: int, limit: int = codec.DEFAULT_LIMIT) -> None:
+        self._history = history
+        self._slack = max(4, history // 2)
+        self._limit = limit
+        self._parts: dict[str, _Part] = {}
+        self._kept: deque[tuple[int, tuple[str, ...]]] = deque()
+
+    def restore(self, data: bytes, blobs: Mapping[str, bytes], kept: tuple[tuple[int, tuple[str, ...]], ...]) -> None:
+        """Go on from a loaded checkpoint: its blobs need not be written again."""
+        self._kept = deque(kept)
+        if blobs:
+            self._parts = {key: _Part(name, blobs[name], None) for key, name in _references(data).items()}
+
+    def take(self, value: Any, annotation: Any, seq: int, path: str = "state") -> Snapshot:
+        """Encode `value` for boundary number `seq`."""
+        tree = codec.unstructure(value, annotation, path)
+        if not self._parts:
+            data = codec.dumps(tree)
+            if len(data) <= WHOLE_LIMIT or type(tree) is not dict:
+                self._check(path, len(data))
+                return Snapshot(data, (), {}, len(data))
+        return self._split(tree, seq, path) if type(tree) is dict else self._whole(tree, path)
+
+    def _whole(self, tree: Any, path: str) -> Snapshot:
+        self._parts = {}
+        data = codec.dumps(tree)
+        self._check(path, len(data))
+        return Snapshot(data, (), {}, len(data))
+
+    def _split(self, tree: dict[str, Any], seq: int, path: str) -> Snapshot:
+        parts: dict[str, _Part] = {}
+        new: dict[str, bytes] = {}
+        keep: dict[str, Any] = {}
+        for key, value in tree.items():
+            part = self._part(key, value, f"{seq}.{len(parts)}")
+            if part is None:
+                keep[key] = value
+                continue
+            keep[key] = None
+            parts[key] = part
+            if part is not self._parts.get(key):
+                new[part.name] = part.data
+        self._parts = parts
+        if not parts:
+            return self._whole(tree, path)
+        data = codec.dumps({"keep": keep, "blobs": {key: part.name for key, part in parts.items()}})
+        size = len(data) + sum(len(part.data) for part in parts.values())
+        self._check(path, size)
+        return Snapshot(data, tuple(part.name for part in parts.values()), new, size)
+
+    def _part(self, key: str, value: Any, name: str) -> _Part | None:
+        """The blob for a value: the old one if nothing changed, None if the value is small."""
+        old = self._parts.get(key)
+        if old is not None and type(value) is str and value is old.value:
+            return old  # the same immutable object: its bytes are the same
+        data = codec.dumps(value)
+        if len(data) < BLOB_MINIMUM:
+            return None
+        if old is not None and old.data == data:
+            old.value = value
+            return old
+        return _Part(name, data, value)
+
+    def _check(self, path: str, size: int) -> None:
+        if size > self._limit:
+            raise TooLargeError(path, size, self._limit)
+
+    def kept(self, seq: int, names: tuple[str, ...]) -> tuple[int | None, tuple[str, ...]]:
+        """Note a boundary with its state; answers from which number states are kept, and which blobs can go."""
+        kept = self._kept
+        kept.append((seq, names))
+        if len(kept) < self._history + self._slack:
+            return None, ()
+        gone: set[str] = set()
+        while len(kept) > self._history:
+            gone.update(kept.popleft()[1])
+        if gone:
+            for _, still in kept:
+                gone.difference_update(still)
+        return kept[0][0], tuple(gone)
+
+
+def restore_tree(data: bytes, blobs: Mapping[str, bytes], split: bool) -> Any:
+    """The JSON tree of a stored state."""
+    tree = codec.loads(data)
+    if not split:
+        return tree
+    references = _references(data)
+    keep = tree["keep"]
+    for key, name in references.items():
+        if name not in blobs:
+            raise CorruptDataError(f"state[{key!r}]", f"blob {name} is missing")
+        keep[key] = codec.loads(blobs[name])
+    return keep
+
+
+def decode_state(data: bytes, blobs: Mapping[str, bytes], split: bool, annotation: Any) -> Any:
+    """A stored state as the step that receives it declares it."""
+    return codec.structure(restore_tree(data, blobs, split), annotation, "state")
+
+
+def _references(data: bytes) -> dict[str, str]:
+    tree = codec.loads(data)
+    if not (isinstance(tree, dict) and isinstance(tree.get("blobs"), dict) and isinstance(tree.get("keep"), dict)):
+        raise CorruptDataError("a stored state", "it should name its blobs and does not")
+    return tree["blobs"]

@@ -1,0 +1,248 @@
+"""What a store keeps of an execution, and the writes that change it. Frozen records, no I/O, no user types.
+
+Place in the life of an execution: between the runner, which builds these, and the stores, which keep them.
+States, memos and payloads are opaque `bytes` here; times are seconds since the epoch.
+
+An execution is stored as
+
+- one `Definition`, written once: its steps and whatever else never changes;
+- one `Head`, small, replaced by every write: where it is and who owns it;
+- one `Boundary` a checkpoint, for its life; the newest few carry the state (`data`, with large values moved out
+  into `blobs`, which several boundaries can share, so that what did not change is not written again);
+- `entries`, the progress inside the step in flight (cursors, memos, branches, `local`), gone when the step ends;
+- `messages`, sent by anybody: signals and control requests, kept until the owner takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from longrun.records import ExecutionState
+
+EMPTY: Mapping[str, Any] = {}
+
+
+@frozen(kw_only=True)
+class Definition:
+    """What never changes. A listing leaves `steps` empty; `total` counts them all the same."""
+
+    id: str
+    workflow: str
+    version: str = "1"
+    steps: tuple[str, ...] = field(default=(), repr=False)
+    total: int = 0
+    queue: str = "default"
+    priority: int = 0
+    metadata: Mapping[str, Any] = EMPTY
+    parent_id: str | None = None
+    created: float
+
+
+@frozen(kw_only=True)
+class Head:
+    """Where an execution is. `fence` grows by one with every claim, `revision` by one with every write of its owner."""
+
+    state: ExecutionState
+    fence: int = 0
+    revision: int = 0
+    owner: str | None = None
+    seq: int = 0
+    """The number of the newest boundary."""
+    step: int = 0
+    """The index of the step in flight or to run next."""
+    visit: int = 1
+    """How many step visits there were, this one included."""
+    iteration: int = 0
+    attempt: int = 0
+    """Failed attempts of this visit."""
+    started: float | None = None
+    """When this visit of the step began."""
+    updated: float
+    ended: float | None = None
+    due: float | None = None
+    """Nothing happens before: a sleep, a delay, a wait's deadline, a back-off."""
+    signal: str | None = None
+    """The signal a waiting execution waits for."""
+    woken: bool = False
+    """Set by the store when a message arrives for an execution that nobody owns: it is due, whatever `due` says."""
+    hold: bool = False
+    crashes: int = 0
+    """Unclean deaths of its owner since the last durable progress."""
+    error: str | None = field(default=None, repr=False)
+    reason: str | None = None
+    progress: float = 0.0
+    done: float = 0
+    of: float | None = None
+    note: str | None = field(default=None, repr=False)
+
+
+@frozen(kw_only=True)
+class Boundary:
+    """One checkpoint: what ended, and where the execution stood after it."""
+
+    seq: int
+    kind: str
+    """start, step, repeat, goto, sleep, wait, finish, fail, cancel, pause, state, retry, wake, block."""
+    step: int
+    """The index of the step that ended here (for a start: 0)."""
+    name: str | None = None
+    started: float | None = None
+    ended: float
+    attempts: int = 0
+    error: str | None = field(default=None, repr=False)
+    next: int
+    """The index of the next step: the checkpoint's position."""
+    visit: int = 1
+    iteration: int = 0
+    data: bytes | None = field(default=None, repr=False)
+    """The state; None once retention has removed it, or where boundaries were coalesced and only the last one has it."""
+    blobs: tuple[str, ...] = ()
+    """Names of the blobs that `data` refers to."""
+    size: int = 0
+
+
+@frozen(kw_only=True)
+class Message:
+    """A signal or a control request. The store gives it its `id`, which grows within an execution."""
+
+    kind: str
+    """signal, pause, resume, cancel, retry."""
+    name: str | None = None
+    key: str | None = None
+    payload: bytes | None = field(default=None, repr=False)
+    options: Mapping[str, Any] = EMPTY
+    sent: float
+    id: int = 0
+
+
+@frozen(kw_only=True)
+class Stored:
+    """An execution as a listing shows it."""
+
+    definition: Definition
+    head: Head
+
+
+@frozen(kw_only=True)
+class Loaded:
+    """Everything needed to go on with an execution, or to look into it."""
+
+    definition: Definition
+    head: Head
+    boundary: Boundary
+    """The newest boundary with a readable state."""
+    blobs: Mapping[str, bytes] = field(factory=dict, repr=False)
+    entries: Mapping[str, bytes] = field(factory=dict, repr=False)
+    messages: tuple[Message, ...] = ()
+    kept: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """Sequence number and blob names of every boundary that still has its state, oldest first."""
+    damage: tuple[str, ...] = ()
+    """What was found broken and put into quarantine; `head` and `boundary` are already the newest readable ones."""
+
+
+# Writes. `commit` takes any mixture of them and answers each on its own.
+
+
+@frozen(kw_only=True)
+class Create:
+    """A new execution with its first boundary. Answer: True if it was created, False if the id is taken."""
+
+    definition: Definition
+    head: Head
+    boundary: Boundary
+    blobs: Mapping[str, bytes] = EMPTY
+
+    @property
+    def id(self) -> str:
+        return self.definition.id
+
+
+@frozen(kw_only=True)
+class Save:
+    """What the owner of an execution changes, all of it or nothing.
+
+    Refused with `LeaseLostError` unless the stored fence is `head.fence`. The stored revision must be the one before
+    `head.revision`; if it is that one or a later one already, this very write was applied before (its answer was
+    lost): answered as done, nothing changes. If it is an earlier one, a write in between is missing:
+    `WriteOrderError`. So a repetition after a lost connection is a comparison, never a blind second write (I9).
+    """
+
+    id: str
+    head: Head
+    boundaries: tuple[Boundary, ...] = ()
+    blobs: Mapping[str, bytes] = EMPTY
+    clear: bool = False
+    """Remove all entries first: the visit is over."""
+    put: Mapping[str, bytes] = EMPTY
+    drop: tuple[str, ...] = ()
+    take: tuple[int, ...] = ()
+    """Messages that this write obeys or consumes."""
+    keep_from: int | None = None
+    """Boundaries before this number lose their state (not their row)."""
+    drop_blobs: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
+class Send:
+    """A message from anybody. Answer: its id; the id of the first one if its key was seen before.
+
+    Refused with `ExecutionNotFoundError`, or `SignalQueueFullError` when `limit` messages wait already.
+    """
+
+    id: str
+    message: Message
+    limit: int = 1000
+
+
+Write = Create | Save | Send
+
+
+@frozen(kw_only=True)
+class Claim:
+    """Which executions an owner asks for. Only what nobody owns, or what one of `dead` owns, is given."""
+
+    owner: str
+    now: float
+    states: frozenset[ExecutionState]
+    ids: tuple[str, ...] | None = None
+    """Just these, due or not; otherwise any that are due."""
+    workflows: frozenset[str] | None = None
+    queues: frozenset[str] | None = None
+    dead: frozenset[str] = frozenset()
+    limit: int = 100
+
+
+@frozen(kw_only=True)
+class Query:
+    """Which executions a listing shows: newest first, a page at a time."""
+
+    states: frozenset[ExecutionState] | None = None
+    workflows: frozenset[str] | None = None
+    queue: str | None = None
+    owner: str | None = None
+    owned: bool | None = None
+    parent_id: str | None = None
+    metadata: Mapping[str, Any] = EMPTY
+    text: str | None = None
+    """Part of the id or of a metadata value, letters of either case."""
+    created_after: float | None = None
+    created_before: float | None = None
+    ended_before: float | None = None
+    after: tuple[float, str] | None = None
+    """Where the last page ended: creation time and id of its last row."""
+    limit: int = 100
+
+
+@frozen(kw_only=True)
+class Owner:
+    """A process that may own executions: how to see whether it lives, and what is left of its lease."""
+
+    id: str
+    life: Mapping[str, Any]
+    remaining: float
+    """Seconds until the lease runs out, by the store's clock; negative when it has."""
+    workflows: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()

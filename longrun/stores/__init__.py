@@ -1,0 +1,82 @@
+"""The stores: one contract (`base`), one async face (`store`), one module a backend, none importing another.
+
+Place in the life of an execution: claim, checkpoint, finish. `open_store` picks a store by its URL; each is imported
+when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from longrun.errors import StoreSettingsError
+
+if TYPE_CHECKING:
+    from longrun.stores.base import StoreBackend as StoreBackend
+    from longrun.stores.file import FileCheckpointStore as FileCheckpointStore
+    from longrun.stores.memory import MemoryCheckpointStore as MemoryCheckpointStore
+    from longrun.stores.postgres import PostgresCheckpointStore as PostgresCheckpointStore
+    from longrun.stores.redis import RedisCheckpointStore as RedisCheckpointStore
+    from longrun.stores.sqlalchemy_tasks import SQLAlchemyTaskStore as SQLAlchemyTaskStore
+    from longrun.stores.sqlite import SQLiteCheckpointStore as SQLiteCheckpointStore
+    from longrun.stores.store import CheckpointStore as CheckpointStore
+    from longrun.stores.task import TaskCheckpointStore as TaskCheckpointStore
+    from longrun.stores.task import TaskRecord as TaskRecord
+    from longrun.stores.task import TaskStoreAdapter as TaskStoreAdapter
+
+WHERE = {
+    "CheckpointStore": "store",
+    "StoreBackend": "base",
+    "MemoryCheckpointStore": "memory",
+    "FileCheckpointStore": "file",
+    "SQLiteCheckpointStore": "sqlite",
+    "PostgresCheckpointStore": "postgres",
+    "RedisCheckpointStore": "redis",
+    "TaskCheckpointStore": "task",
+    "TaskStoreAdapter": "task",
+    "TaskRecord": "task",
+    "SQLAlchemyTaskStore": "sqlalchemy_tasks",
+}
+SCHEMES = ("memory:", "file:DIR", "sqlite:///PATH", "postgresql://…", "redis://…")
+
+__all__ = [*WHERE, "open_store"]  # noqa: PLE0604 -- the names are the keys above
+
+
+def __getattr__(name: str) -> Any:
+    if name in WHERE:
+        return getattr(importlib.import_module(f"longrun.stores.{WHERE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def open_store(url: str, **options: Any) -> CheckpointStore:
+    """The store that a URL names. It is opened on entering it, or by whoever uses it."""
+    scheme, colon, rest = url.partition(":") if isinstance(url, str) else ("", "", "")
+    if not colon:
+        raise StoreSettingsError("checkpoint", f"a URL is needed, one of {', '.join(SCHEMES)}")
+    store: CheckpointStore
+    if scheme == "memory":
+        store = __getattr__("MemoryCheckpointStore")(**options)
+    elif scheme == "file":
+        store = __getattr__("FileCheckpointStore")(_file_path(rest), **options)
+    elif scheme == "sqlite":
+        store = __getattr__("SQLiteCheckpointStore")(_sqlite_path(rest), **options)
+    elif scheme in ("postgresql", "postgres"):
+        store = __getattr__("PostgresCheckpointStore")(url, **options)
+    elif scheme in ("redis", "rediss", "valkey", "unix", "redis+unix"):
+        store = __getattr__("RedisCheckpointStore")(url, **options)
+    else:
+        raise StoreSettingsError("checkpoint", f"{scheme!r} is no kind of store; use one of {', '.join(SCHEMES)}")
+    return store
+
+
+def _file_path(rest: str) -> str:
+    path = rest[2:] if rest.startswith("//") else rest
+    if not path:
+        raise StoreSettingsError("file", "the URL names no directory: file:DIR")
+    return path
+
+
+def _sqlite_path(rest: str) -> str:
+    if not rest.startswith("///") or len(rest) == 3:
+        raise StoreSettingsError("sqlite", "write sqlite:///PATH, with a fourth slash for an absolute path")
+    return rest[3:]

@@ -1,0 +1,344 @@
+"""What the lines of a journal add up to, and what can be saved of them when some are damaged (I5).
+
+Place in the life of an execution: claim, and every look at it. Lines in a journal, by their `kind`:
+
+- `claim`: first in every generation but the one that `Create` made. Until a complete snapshot follows, the generation
+  before still counts.
+- `definition`, `steps`: what never changes.
+- `state`, `blob`: a large or a kept payload, in a line of its own. Nothing until the next `save` refers to it.
+- `save`: one `Save`, all of it. With `whole` it ends a snapshot: it stands for everything before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from longrun.errors import CorruptDataError
+from longrun.records import ExecutionState
+from longrun.stored import Boundary, Definition, Head, Loaded, Message, Save
+from longrun.stores._file.forms import boundary_form, boundary_from, definition_form, definition_from, head_form, head_from
+from longrun.stores._file.lines import Identity, Line, pack
+
+INLINE_LIMIT = 8192
+"""Payloads up to this many bytes, together, stand in the save's own line; the end of a file then shows the head."""
+CLEARED = (ExecutionState.COMPLETED, ExecutionState.CANCELLED)
+"""Their entries and messages go; a failed execution keeps them for a retry."""
+
+
+@attrs.define
+class Mail:
+    """Which messages were taken: all up to a number, and some behind it."""
+
+    upto: int = 0
+    more: set[int] = attrs.field(factory=set)
+
+    def take(self, numbers: Iterable[int]) -> None:
+        self.more.update(number for number in numbers if number > self.upto)
+        while self.upto + 1 in self.more:
+            self.upto += 1
+            self.more.discard(self.upto)
+
+    def take_all(self, last: int) -> None:
+        self.upto = max(self.upto, last)
+        self.more = {number for number in self.more if number > self.upto}
+        self.take(())
+
+    def copy(self) -> Mail:
+        return Mail(self.upto, set(self.more))
+
+    def waits(self, number: int) -> bool:
+        return number > self.upto and number not in self.more
+
+    @property
+    def form(self) -> list[int]:
+        return [self.upto, *sorted(self.more)]
+
+
+def mail_from(fields: dict[str, Any]) -> Mail:
+    numbers = fields.get("mail")
+    return Mail(numbers[0], set(numbers[1:])) if numbers else Mail()
+
+
+@attrs.define
+class Contents:
+    """An execution, read from its journal."""
+
+    id: str
+    definition: Definition | None = None
+    born: str = ""
+    steps: tuple[str, ...] | None = None
+    head: Head | None = None
+    rows: dict[int, dict[str, Any]] = attrs.field(factory=dict)
+    """Every boundary in the journal, without its state."""
+    states: dict[int, bytes] = attrs.field(factory=dict)
+    """The kept states, by number."""
+    blobs: dict[str, bytes] = attrs.field(factory=dict)
+    entries: dict[str, bytes] = attrs.field(factory=dict)
+    mail: Mail = attrs.field(factory=Mail)
+    damage: list[str] = attrs.field(factory=list)
+    told: list[str] = attrs.field(factory=list)
+    """What the claim found damaged that this journal began with; forgotten with its owner's first save."""
+    whole: bool = False
+    """A complete snapshot was read: nothing from an earlier generation is needed."""
+    claimed: bool = False
+    shaken: bool = False
+    """Something unreadable stood behind the last clearing of the entries."""
+    saves: int = 0
+    staged_states: dict[int, bytes] = attrs.field(factory=dict)
+    staged_blobs: dict[str, bytes] = attrs.field(factory=dict)
+    staged_entries: dict[str, bytes] = attrs.field(factory=dict)
+    lost: set[int] = attrs.field(factory=set)
+    """Numbers whose state should be there and is not."""
+
+    # one line after another
+
+    def apply(self, line: Line) -> None:
+        fields, payloads = line.fields, line.payloads
+        kind = fields["kind"]
+        if kind == "save":
+            self._save(fields, payloads)
+        elif kind == "state":
+            self.staged_states[fields["seq"]] = payloads[0]
+        elif kind == "blob":
+            self.staged_blobs[fields["name"]] = payloads[0]
+        elif kind == "entry":
+            self.staged_entries[fields["key"]] = payloads[0]
+        elif kind == "definition":
+            self.definition, self.born = definition_from(self.id, fields["definition"]), fields["born"]
+        elif kind == "steps":
+            self.steps = tuple(fields["steps"])
+        elif kind == "claim":
+            self.claimed = True
+            if self.head is not None:
+                self.head = claimed_head(self.head, fields["owner"])
+
+    def _save(self, fields: dict[str, Any], payloads: list[bytes]) -> None:
+        if fields.get("whole"):
+            self._start_over(fields)
+        else:
+            self.saves += 1
+            self.told = []
+        head = self.head = head_from(fields["head"])
+        for name, place in fields.get("blobs", {}).items():
+            if place != -1:
+                self.blobs[name] = payloads[place]
+            elif name in self.staged_blobs:
+                self.blobs[name] = self.staged_blobs[name]
+            else:
+                self.blobs.pop(name, None)
+        for row in fields.get("boundaries", ()):
+            self._add_row(row, payloads)
+        if fields.get("clear"):
+            self.entries.clear()
+            self.shaken = False
+        for key in fields.get("drop", ()):
+            self.entries.pop(key, None)
+        for key, place in fields.get("put", {}).items():
+            self._put(key, self.staged_entries.get(key) if place == -1 else payloads[place])
+        if "keep_from" in fields:
+            self.strip(fields["keep_from"])
+        for name in fields.get("drop_blobs", ()):
+            self.blobs.pop(name, None)
+        self.mail = mail_from(fields)
+        if head.state in CLEARED:
+            self.entries.clear()
+        self.staged_states, self.staged_blobs, self.staged_entries = {}, {}, {}
+
+    def _start_over(self, fields: dict[str, Any]) -> None:
+        self.whole = True
+        self.rows, self.states, self.blobs, self.entries, self.lost = {}, {}, {}, {}, set()
+        self.told = list(fields.get("damage", ()))
+
+    def _add_row(self, row: dict[str, Any], payloads: list[bytes]) -> None:
+        seq = row["seq"]
+        self.rows[seq] = row
+        place = row.get("state")
+        if place is None:
+            return
+        data = self.staged_states.get(seq) if place == -1 else payloads[place]
+        if data is None:
+            self.lost.add(seq)
+        else:
+            self.states[seq] = data
+
+    def _put(self, key: str, data: bytes | None) -> None:
+        if data is None:
+            self.shaken = True
+            self.damage.append(f"the entry {key!r} is not readable")
+        else:
+            self.entries[key] = data
+
+    def strip(self, keep_from: int) -> None:
+        for seq in [seq for seq in self.states if seq < keep_from]:
+            del self.states[seq]
+        self.lost = {seq for seq in self.lost if seq >= keep_from}
+
+    # what came out
+
+    def readable(self, seq: int) -> bool:
+        return seq in self.states and all(name in self.blobs for name in self.rows[seq].get("blobs", ()))
+
+    def newest(self) -> int | None:
+        return max((seq for seq in self.states if self.readable(seq)), default=None)
+
+    def settle(self) -> None:
+        """Move the head back to the newest readable boundary, where damage makes that necessary."""
+        if self.definition is None or self.steps is None or self.head is None:
+            raise CorruptDataError(f"execution {self.id!r}", "; ".join(["nothing of it is readable", *self.damage]))
+        newest = self.newest()
+        if newest is None:
+            raise CorruptDataError(f"execution {self.id!r}", "; ".join(["no state of it is readable", *self.damage]))
+        wanted = max([*self.states, *self.lost])
+        if wanted != newest:
+            self.damage.append(f"the state of checkpoint {wanted} is not readable")
+        if not self.damage:
+            return
+        if wanted != newest or self.head.seq not in self.rows:
+            self._move_back(self.rows[newest])
+            self.damage.append(f"it goes on from checkpoint {newest}")
+        elif self.shaken:
+            self.entries.clear()
+
+    def _move_back(self, row: dict[str, Any]) -> None:
+        head = self.head
+        assert head is not None
+        visit, iteration = row.get("visit", 1), row.get("iteration", 0)
+        if self.shaken or visit != head.visit:
+            self.entries.clear()
+        self.head = attrs.evolve(head, step=row["next"], visit=visit, iteration=iteration, attempt=0, started=None)
+
+    def boundary(self, seq: int) -> Boundary:
+        return boundary_from(self.rows[seq], self.states[seq])
+
+    def loaded(self, messages: Iterable[Message]) -> Loaded:
+        newest = self.newest()
+        assert newest is not None and self.definition is not None and self.head is not None and self.steps is not None
+        boundary = self.boundary(newest)
+        waiting = tuple([message for message in messages if self.mail.waits(message.id)])
+        return Loaded(
+            definition=attrs.evolve(self.definition, steps=self.steps),
+            head=woken_head(self.head, bool(waiting)),
+            boundary=boundary,
+            blobs={name: self.blobs[name] for name in boundary.blobs},
+            entries=dict(self.entries),
+            messages=waiting,
+            kept=tuple([(seq, tuple(self.rows[seq].get("blobs", ()))) for seq in sorted(self.states)]),
+            damage=(*self.told, *self.damage),
+        )
+
+    def old_rows(self) -> list[dict[str, Any]]:
+        """The rows before the oldest kept state, oldest first."""
+        return [self.rows[seq] for seq in sorted(self.rows) if seq < self._oldest()]
+
+    def drop_old_rows(self) -> None:
+        self.rows = {seq: row for seq, row in self.rows.items() if seq >= self._oldest()}
+
+    def _oldest(self) -> int:
+        return min([*self.states, *self.lost], default=0)
+
+
+def claimed_head(head: Head, owner: str) -> Head:
+    unclean = head.state in (ExecutionState.RUNNING, ExecutionState.RESUMING) and head.owner not in (None, owner)
+    return attrs.evolve(head, fence=head.fence + 1, owner=owner, woken=False, crashes=head.crashes + unclean)
+
+
+def woken_head(head: Head, mail: bool) -> Head:
+    """A message for what nobody owns wakes it: that follows from the files, and is written nowhere."""
+    if mail and head.owner is None and not head.woken and not head.state.finished:
+        return attrs.evolve(head, woken=True)
+    return head
+
+
+# lines to write
+
+
+def claim_line(identity: Identity, owner: str, now: float) -> bytes:
+    return pack(identity, 1, {"kind": "claim", "owner": owner, "at": now})
+
+
+def first_lines(identity: Identity, definition: Definition, born: str, n: int = 1) -> list[bytes]:
+    return [
+        pack(identity, n, {"kind": "definition", "born": born, "definition": definition_form(definition)}),
+        pack(identity, n + 1, {"kind": "steps", "steps": definition.steps}),
+    ]
+
+
+class _Payloads:
+    """Where payloads go: into the save's own line while there is room, else into a line of their own before it."""
+
+    def __init__(self, identity: Identity, n: int, room: int) -> None:
+        self.identity, self.n, self.room = identity, n, room
+        self.before: list[bytes] = []
+        self.inline: list[bytes] = []
+
+    def add(self, data: bytes, apart: dict[str, Any]) -> int:
+        """The place in the line, or -1 for a line of its own with the fields `apart`."""
+        if len(data) > self.room:
+            self.before.append(pack(self.identity, self.n + len(self.before), apart, [data]))
+            return -1
+        self.room -= len(data)
+        self.inline.append(data)
+        return len(self.inline) - 1
+
+    def lines(self, fields: dict[str, Any]) -> list[bytes]:
+        self.before.append(pack(self.identity, self.n + len(self.before), fields, self.inline))
+        return self.before
+
+
+def save_lines(identity: Identity, n: int, save: Save, mail: Mail, *, whole: bool = False) -> list[bytes]:
+    """The lines of one save, numbered from `n`: usually one, with large payloads in lines before it."""
+    fields: dict[str, Any] = {"kind": "save", "head": head_form(save.head)}
+    payloads = _Payloads(identity, n, INLINE_LIMIT)
+    if whole:
+        fields["whole"] = True
+    if save.boundaries:
+        rows = fields["boundaries"] = [boundary_form(boundary) for boundary in save.boundaries]
+        for boundary, row in zip(save.boundaries, rows, strict=True):
+            if boundary.data is not None:
+                row["state"] = payloads.add(boundary.data, {"kind": "state", "seq": boundary.seq})
+    if save.blobs:
+        fields["blobs"] = {name: payloads.add(data, {"kind": "blob", "name": name}) for name, data in save.blobs.items()}
+    if save.put:
+        fields["put"] = {key: payloads.add(data, {"kind": "entry", "key": key}) for key, data in save.put.items()}
+    _add_rest(save, mail, fields)
+    return payloads.lines(fields)
+
+
+def _add_rest(save: Save, mail: Mail, fields: dict[str, Any]) -> None:
+    if save.clear:
+        fields["clear"] = True
+    if save.drop:
+        fields["drop"] = save.drop
+    if save.keep_from is not None:
+        fields["keep_from"] = save.keep_from
+    if save.drop_blobs:
+        fields["drop_blobs"] = save.drop_blobs
+    if mail.upto or mail.more:
+        fields["mail"] = mail.form
+
+
+def snapshot_lines(identity: Identity, contents: Contents, n: int) -> list[bytes]:
+    """Everything of an execution, each kept state and blob in a line of its own, so that one can break alone."""
+    assert contents.definition is not None and contents.head is not None
+    definition = attrs.evolve(contents.definition, steps=contents.steps or ())
+    found = first_lines(identity, definition, contents.born, n)
+    payloads = _Payloads(identity, n + len(found), 0)
+    fields: dict[str, Any] = {"kind": "save", "whole": True, "head": head_form(contents.head)}
+    rows: list[dict[str, Any]] = []
+    for seq in sorted(contents.rows):
+        row = {key: value for key, value in contents.rows[seq].items() if key != "state"}
+        if seq in contents.states:
+            row["state"] = payloads.add(contents.states[seq], {"kind": "state", "seq": seq})
+        rows.append(row)
+    fields["boundaries"] = rows
+    fields["blobs"] = {name: payloads.add(data, {"kind": "blob", "name": name}) for name, data in contents.blobs.items()}
+    payloads.room = INLINE_LIMIT
+    fields["put"] = {key: payloads.add(data, {"kind": "entry", "key": key}) for key, data in contents.entries.items()}
+    if contents.mail.upto or contents.mail.more:
+        fields["mail"] = contents.mail.form
+    if contents.told or contents.damage:
+        fields["damage"] = [*contents.told, *contents.damage]
+    return found + payloads.lines(fields)

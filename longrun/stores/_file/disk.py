@@ -1,0 +1,191 @@
+"""Every system call of the file store goes through `Disk`, so that tests can make any of them fail.
+
+Place in the life of an execution: checkpoint. Above it stands `Folder`, a directory held by its descriptor: names are
+looked up in it and nowhere else, no symbolic link is followed, and what it creates is private whatever the umask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+
+_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+READ_SIZE = 1 << 20
+
+
+class Disk:
+    """The system calls, as they are. A test overrides one and counts, fails or shortens it."""
+
+    def open(self, name: str, flags: int, dir_fd: int | None = None) -> int:
+        return os.open(name, flags | _SAFE, FILE_MODE, dir_fd=dir_fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def chmod(self, fd: int, mode: int) -> None:
+        os.fchmod(fd, mode)
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        return os.write(fd, data)
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        return os.pread(fd, size, offset)
+
+    def fdatasync(self, fd: int) -> None:
+        if _FULL_SYNC is not None:  # the drive keeps its cache otherwise
+            fcntl.fcntl(fd, _FULL_SYNC)
+        else:
+            os.fdatasync(fd)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def rename(self, old: str, new: str, old_dir: int, new_dir: int) -> None:
+        os.rename(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir)
+
+    def link(self, old: str, new: str, old_dir: int, new_dir: int) -> None:
+        os.link(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir, follow_symlinks=False)
+
+    def unlink(self, name: str, dir_fd: int) -> None:
+        os.unlink(name, dir_fd=dir_fd)
+
+    def stat(self, name: str, dir_fd: int) -> os.stat_result:
+        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        return os.fstat(fd)
+
+    def utime(self, name: str, moment: float, dir_fd: int) -> None:
+        os.utime(name, (moment, moment), dir_fd=dir_fd, follow_symlinks=False)
+
+    def mkdir(self, name: str, dir_fd: int | None = None) -> None:
+        os.mkdir(name, FOLDER_MODE, dir_fd=dir_fd)
+
+    def names(self, dir_fd: int) -> list[str]:
+        own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=dir_fd)  # two threads must not share a position
+        try:
+            return os.listdir(own)
+        finally:
+            os.close(own)
+
+    def lock(self, fd: int, *, wait: bool, shared: bool = False) -> bool:
+        """Take the flock of an open file; False if somebody else has it and `wait` is false."""
+        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        try:
+            fcntl.flock(fd, how if wait else how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def write_all(disk: Disk, fd: int, data: bytes) -> None:
+    """Write every byte: one call may write less than it was given, and may be interrupted."""
+    left = memoryview(data)
+    while left:
+        try:
+            written = disk.write(fd, left)
+        except InterruptedError:
+            continue
+        if written <= 0:
+            raise OSError(errno.EIO, "nothing was written")
+        left = left[written:]
+
+
+def read_range(disk: Disk, fd: int, start: int, end: int | None = None) -> bytes:
+    """The bytes from `start` to `end` or to the end of the file, whichever comes first."""
+    parts: list[bytes] = []
+    while end is None or start < end:
+        part = disk.pread(fd, READ_SIZE if end is None else min(READ_SIZE, end - start), start)
+        if not part:
+            break
+        parts.append(part)
+        start += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class Folder:
+    """A directory, held open. Every name given to it is one path component."""
+
+    def __init__(self, disk: Disk, fd: int, path: str) -> None:
+        self.disk, self.fd, self.path = disk, fd, path
+
+    def close(self) -> None:
+        self.disk.close(self.fd)
+
+    def names(self) -> list[str]:
+        return self.disk.names(self.fd)
+
+    def stat(self, name: str) -> os.stat_result | None:
+        """None if there is no such file; any other trouble is raised, never taken for absence."""
+        try:
+            return self.disk.stat(name, self.fd)
+        except FileNotFoundError:
+            return None
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        return self.disk.open(name, flags, self.fd)
+
+    @contextlib.contextmanager
+    def opened(self, name: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+        fd = self.open(name, flags)
+        try:
+            yield fd
+        finally:
+            self.disk.close(fd)
+
+    def create(self, name: str, flags: int = os.O_RDWR) -> int:
+        """A new file, empty and private; `FileExistsError` if the name is taken."""
+        fd = self.open(name, flags | os.O_CREAT | os.O_EXCL)
+        try:
+            self.disk.chmod(fd, FILE_MODE)
+        except OSError:
+            self.disk.close(fd)
+            raise
+        return fd
+
+    def open_or_create(self, name: str, flags: int = os.O_RDWR | os.O_APPEND) -> tuple[int, bool]:
+        """The file's descriptor, and whether it was made just now."""
+        while True:
+            try:
+                return self.open(name, flags), False
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):  # somebody was quicker: open theirs
+                    return self.create(name, flags), True
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        with self.opened(name) as fd:
+            return read_range(self.disk, fd, start, end)
+
+    def remove(self, name: str) -> bool:
+        """Unlink; False if there was nothing."""
+        try:
+            self.disk.unlink(name, self.fd)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def sync(self) -> None:
+        """Make created, renamed and removed names durable."""
+        self.disk.fsync(self.fd)
+
+
+def open_folder(disk: Disk, path: str, dir_fd: int | None = None, *, follow: bool = False) -> Folder:
+    """Open a directory; only the store's own top may be reached through a symbolic link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW, dir_fd=dir_fd)
+    return Folder(disk, fd, path)
+
+
+def close_all(disk: Disk, fds: Sequence[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):  # nothing is pending on it: what was acknowledged has been synced
+            disk.close(fd)

@@ -1,0 +1,205 @@
+"""Messages: appended by anybody under a lock on the file, taken by the owner in its journal.
+
+Place in the life of an execution: signals and control requests. A message that was taken stays in the file until it
+is compacted; the journal says which ones those are. Keys outlive their messages.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+import attrs
+
+from longrun.errors import SignalQueueFullError, StoreUnavailableError
+from longrun.stored import Message, Send
+from longrun.stores._file.contents import Mail
+from longrun.stores._file.disk import Folder, read_range, write_all
+from longrun.stores._file.forms import message_form, message_from
+from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, Line, pack, unpack
+from longrun.stores._file.place import KIND, Place, done_inbox_name, unavailable
+
+KEYS_REMEMBERED = 1024
+COMPACT_OVER = 1 << 15
+LOCK_PATIENCE = 10.0
+
+
+@attrs.frozen
+class Box:
+    """The inbox of one execution: where it is, and the birth mark that tells it from an earlier one of the same id."""
+
+    folder: Folder
+    name: str
+    id: str
+    born: str
+
+
+@attrs.define
+class Letters:
+    """What an inbox holds, taken or not."""
+
+    messages: dict[int, Message] = attrs.field(factory=dict)
+    keys: dict[str, int] = attrs.field(factory=dict)
+    last: int = 0
+    end: int = 0
+    """Behind the last good line."""
+    clean: bool = True
+
+    def add(self, message: Message) -> None:
+        self.messages[message.id] = message
+        self.last = max(self.last, message.id)
+        if message.key is not None:
+            self.keys[message.key] = message.id
+
+    def waiting(self, mail: Mail) -> list[Message]:
+        return [message for message in self.messages.values() if mail.waits(message.id)]
+
+
+def box_of(place: Place, stem: str, id: str, born: str, *, done: bool = False) -> Box:
+    return Box(place.done, done_inbox_name(stem), id, born) if done else Box(place.inbox, f"{stem}.jsonl", id, born)
+
+
+def read_letters(place: Place, box: Box) -> Letters:
+    try:
+        data = box.folder.read(box.name)
+    except FileNotFoundError:
+        return Letters()
+    return parse_letters(place, box, data)
+
+
+def parse_letters(place: Place, box: Box, data: bytes) -> Letters:
+    """Damaged lines go to quarantine; a torn end is left out."""
+    letters = Letters(end=data.rfind(b"\n") + 1)
+    letters.clean = letters.end == len(data)
+    identity = Identity(box.id, 0)
+    for text in data.split(b"\n"):
+        if not text:
+            continue
+        try:
+            _add(letters, unpack(text, identity), box.born)
+        except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
+            if len(text) != len(data) - letters.end:
+                place.keep_aside(f"{box.name}.inbox", text)
+    return letters
+
+
+def _add(letters: Letters, line: Line, born: str) -> None:
+    fields = line.fields
+    if fields["born"] != born:
+        return  # of an execution that had this id before
+    if fields["kind"] == "keys":
+        letters.keys.update(fields["keys"])
+        letters.last = max(letters.last, line.n)
+    elif line.n > letters.last:
+        letters.add(message_from(fields["message"], line.n, line.payloads[0] if line.payloads else None))
+
+
+def send(place: Place, box: Box, sends: Sequence[Send], mail: Mail) -> list[int | SignalQueueFullError]:
+    """Append messages, durably but for the directory entry of a new file, and answer each."""
+    try:
+        fd = _open_locked(place, box)
+        try:
+            return _send_locked(place, box, fd, sends, mail)
+        finally:
+            place.disk.close(fd)
+    except OSError as error:
+        raise unavailable(error, "an inbox cannot be written") from error
+
+
+def _open_locked(place: Place, box: Box) -> int:
+    """The inbox's descriptor, locked, and sure to be the file that has the name now."""
+    deadline = time.monotonic() + LOCK_PATIENCE
+    while True:
+        fd, _ = box.folder.open_or_create(box.name, os.O_RDWR | os.O_APPEND)
+        try:
+            while not place.disk.lock(fd, wait=False):
+                if time.monotonic() > deadline:
+                    raise StoreUnavailableError(KIND, f"the inbox of execution {box.id!r} stays locked")
+                time.sleep(0.001)
+            status = box.folder.stat(box.name)
+            if status is not None and status.st_ino == place.disk.fstat(fd).st_ino:
+                return fd
+        except BaseException:
+            place.disk.close(fd)
+            raise
+        place.disk.close(fd)
+
+
+def _send_locked(
+    place: Place, box: Box, fd: int, sends: Sequence[Send], mail: Mail
+) -> list[int | SignalQueueFullError]:
+    data = read_range(place.disk, fd, 0)
+    letters = parse_letters(place, box, data)
+    size = len(data)
+    answers: list[int | SignalQueueFullError] = []
+    lines: list[bytes] = []
+    waiting = len(letters.waiting(mail))
+    for one in sends:
+        message = one.message
+        if message.key is not None and message.key in letters.keys:
+            answers.append(letters.keys[message.key])
+        elif waiting >= one.limit:
+            answers.append(SignalQueueFullError(one.id, one.limit))
+        else:
+            message = attrs.evolve(message, id=letters.last + 1)
+            letters.add(message)
+            waiting += 1
+            lines.append(_message_line(box, message))
+            answers.append(message.id)
+    if lines:
+        if not letters.clean:
+            size = _close_end(place, fd, data, letters.end)
+        _append(place, fd, size, b"".join(lines))
+    return answers
+
+
+def _close_end(place: Place, fd: int, data: bytes, end: int) -> int:
+    """A write that was cut short stands at the end: take it away. If it is whole but for its newline, it stays, complete."""
+    try:
+        unpack(data[end:], Identity("", 0))
+    except BrokenLineError:
+        place.disk.truncate(fd, end)
+        return end
+    except ForeignLineError:
+        write_all(place.disk, fd, b"\n")
+    return len(data) + 1
+
+
+def _append(place: Place, fd: int, size: int, data: bytes) -> None:
+    try:
+        write_all(place.disk, fd, data)
+        place.disk.fdatasync(fd)
+    except OSError:
+        place.disk.truncate(fd, size)  # what was not acknowledged leaves no trace; a later append writes its page anew
+        raise
+
+
+def _message_line(box: Box, message: Message) -> bytes:
+    fields = {"kind": "message", "born": box.born, "message": message_form(message)}
+    return pack(Identity(box.id, 0), message.id, fields, () if message.payload is None else [message.payload])
+
+
+def compact(place: Place, box: Box, mail: Mail) -> None:
+    """Leave only what waits, and the keys. `mail` must be durable: what it names is gone after this."""
+    status = box.folder.stat(box.name)
+    if status is None or status.st_size < COMPACT_OVER:
+        return
+    fd = _open_locked(place, box)
+    try:
+        letters = parse_letters(place, box, read_range(place.disk, fd, 0))
+        waiting = letters.waiting(mail)
+        if 2 * len(waiting) > len(letters.messages):
+            return
+        keys = dict(list(letters.keys.items())[-(KEYS_REMEMBERED + len(waiting)) :])
+        first = waiting[0].id - 1 if waiting else letters.last
+        lines = [pack(Identity(box.id, 0), first, {"kind": "keys", "born": box.born, "keys": keys})]
+        lines += [_message_line(box, message) for message in waiting]
+        if waiting and waiting[-1].id != letters.last:
+            lines.append(pack(Identity(box.id, 0), letters.last, {"kind": "keys", "born": box.born, "keys": {}}))
+        temporary, new = place.temporary(b"".join(lines), sync=True)
+        place.disk.close(new)
+        place.replace(temporary, box.folder, box.name)
+        box.folder.sync()
+    finally:
+        place.disk.close(fd)

@@ -1,0 +1,127 @@
+r"""One line of a journal, an inbox or an index: a JSON object with a checksum and the identity of what it belongs to.
+
+Place in the life of an execution: checkpoint. ::
+
+    {"crc":"9ae0c1b2","id":"site-42","gen":3,"n":7,"sizes":[14],"data":[{"url":"x"}],"kind":"save","head":{…}}\n
+
+The checksum covers every byte behind its own field. Payloads are opaque bytes, cut out again by `sizes` and never
+parsed: JSON text stands there as it is, so that `cat` and `jq` can read it; all else is a base64 string, marked by a negative size.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+_CRC = re.compile(rb'\{"crc":"([0-9a-f]{8})",')
+_BEHIND_CRC = 18
+_ID = re.compile(rb'"id":("(?:[^"\\]|\\.)*"),"gen":(\d+),"n":')
+_FRONT = re.compile(rb'(\d+)(?:,"sizes":\[([-0-9,]*)\],"data":\[)?')
+_JSON_STARTS = frozenset(b'{["-0123456789tfn')
+
+
+class Identity:
+    """Whose lines they are: execution and generation, as the bytes that each line repeats."""
+
+    __slots__ = ("front", "gen", "id")
+
+    def __init__(self, id: str, gen: int) -> None:
+        self.id, self.gen = id, gen
+        self.front = f'"id":{json.dumps(id)},"gen":{gen},"n":'.encode()
+
+
+class Line:
+    """A line that fits its checksum."""
+
+    __slots__ = ("fields", "n", "payloads")
+
+    def __init__(self, n: int, fields: dict[str, Any], payloads: list[bytes]) -> None:
+        self.n, self.fields, self.payloads = n, fields, payloads
+
+
+class ForeignLineError(Exception):
+    """A whole line that belongs to another execution or generation; its text says to which."""
+
+
+class BrokenLineError(Exception):
+    """A line that does not fit its checksum."""
+
+
+def pack(identity: Identity, n: int, fields: dict[str, Any], payloads: Sequence[bytes] = ()) -> bytes:
+    """The line, newline included. `fields` must not be empty."""
+    rest = json.dumps(fields, separators=(",", ":")).encode()[1:]
+    if payloads:
+        sizes, texts = _texts(payloads)
+        body = b'%b%d,"sizes":[%b],"data":[%b],%b' % (identity.front, n, sizes, b",".join(texts), rest)
+    else:
+        body = b"%b%d,%b" % (identity.front, n, rest)
+    return b'{"crc":"%08x",%b\n' % (crc32(body), body)
+
+
+def _texts(payloads: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
+    sizes: list[int] = []
+    texts: list[bytes] = []
+    for payload in payloads:
+        if payload and payload[0] in _JSON_STARTS and b"\n" not in payload:
+            texts.append(payload)
+            sizes.append(len(payload))
+        else:
+            text = b'"%b"' % binascii.b2a_base64(payload, newline=False)
+            texts.append(text)
+            sizes.append(-len(text))
+    return ",".join(map(str, sizes)).encode(), texts
+
+
+def unpack(line: bytes, identity: Identity) -> Line:
+    """The contents of a line without its newline; raises `BrokenLineError` or `ForeignLineError`."""
+    body = _checked(line)
+    front = identity.front
+    if not body.startswith(front):
+        raise ForeignLineError(_whose(body))
+    match = _FRONT.match(body, len(front))
+    if match is None:
+        raise BrokenLineError
+    position = match.end()
+    payloads: list[bytes] = []
+    if match[2] is not None:
+        for size in match[2].split(b","):
+            length = int(size)
+            text = body[position : position + abs(length)]
+            payloads.append(text if length > 0 else binascii.a2b_base64(text[1:-1]))
+            position += abs(length) + 1
+    try:
+        fields = json.loads(b"{" + body[position + 1 :])
+    except ValueError as error:
+        raise BrokenLineError from error
+    return Line(int(match[1]), fields, payloads)
+
+
+def unpack_any(line: bytes) -> tuple[Identity, Line]:
+    """The contents of a line that may belong to anybody."""
+    identity = identity_of(line)
+    return identity, unpack(line, identity)
+
+
+def identity_of(line: bytes) -> Identity:
+    """Whose line it says it is."""
+    match = _ID.match(_checked(line))
+    if match is None:
+        raise BrokenLineError
+    return Identity(json.loads(match[1]), int(match[2]))
+
+
+def _checked(line: bytes) -> bytes:
+    match = _CRC.match(line)
+    body = line[_BEHIND_CRC:]
+    if match is None or int(match[1], 16) != crc32(body):
+        raise BrokenLineError
+    return body
+
+
+def _whose(body: bytes) -> str:
+    match = _ID.match(body)
+    return "something else" if match is None else f"execution {json.loads(match[1])!r}, generation {int(match[2])}"

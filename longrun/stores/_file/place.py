@@ -1,0 +1,287 @@
+"""The directory of a file store: what it is made of, how files are named, and what all processes on it share.
+
+Place in the life of an execution: before all of it. ::
+
+    longrun.json     the format; whoever opens the directory checks it
+    live/            one journal an execution and claim: NAME.GENERATION.jsonl. Generation 0 stays for the execution's
+                     life: it says that the id is taken and, once it is over, where to look for the newest one
+    done/            NAME.jsonl, the last journal of what is finished; NAME.inbox, its messages
+    finished.jsonl   a summary of each journal in done/
+    history/         rows of old checkpoints, moved out of journals that grew
+    inbox/           messages that wait
+    owners/          one file a process; its time of change is the moment its lease runs out
+    quarantine/      bytes that did not fit their checksum
+    tmp/             files that are not complete yet
+    bell             grows when something changed that others wait for: the names of the files
+
+A name is an execution's id, quoted; a long one is cut and ends in a hash. The id inside the file rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote
+from zlib import crc32
+
+from longrun.errors import NewerFormatError, StoreSettingsError, StoreUnavailableError
+from longrun.stores._file.disk import FOLDER_MODE, Disk, Folder, open_folder, read_range, write_all
+
+KIND = "file"
+FORMAT = 1
+MARKER = "longrun.json"
+BELL = "bell"
+LOCK = "lock"
+FINISHED_INDEX = "finished.jsonl"
+BELL_LIMIT = 1 << 18
+NAME_LIMIT = 160
+LOCK_PATIENCE = 10.0
+STALE_TEMPORARY = 3600.0
+_FOLDERS = ("live", "done", "history", "inbox", "owners", "quarantine", "tmp")
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+def stem_of(id: str) -> str:
+    """The file name of an id, or of an owner: never a path, never two ids on one name."""
+    name = quote(id, safe="", errors="surrogatepass")
+    if len(name) <= NAME_LIMIT:
+        return name
+    digest = hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+    return f"{name[: NAME_LIMIT - 42]}%h{digest}"  # no quoted name holds %h
+
+
+def journal_name(stem: str, gen: int) -> str:
+    return f"{stem}.{gen}.jsonl"
+
+
+def done_name(stem: str) -> str:
+    return f"{stem}.jsonl"
+
+
+def done_inbox_name(stem: str) -> str:
+    return f"{stem}.inbox"
+
+
+def parse_journal_name(name: str) -> tuple[str, int] | None:
+    """Stem and generation; None for a file that is no journal."""
+    if not name.endswith(".jsonl"):
+        return None
+    stem, dot, number = name[:-6].rpartition(".")
+    if not dot or not number.isascii() or not number.isdigit():
+        return None
+    return stem, int(number)
+
+
+def unavailable(error: OSError, doing: str) -> StoreUnavailableError:
+    """The error for callers; file names stay out of it, the cause keeps them."""
+    wrapped = StoreUnavailableError(KIND, f"{doing}: {error.strerror or type(error).__name__}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+class Place:
+    """The open directory."""
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        self.path, self.disk = path, disk
+        self._numbers = itertools.count()
+        self._nonce = os.urandom(6).hex()
+        self.top = _open_top(disk, path)
+        try:
+            _check_marker(self.top, path, self.temporary_name())
+            self.live, self.done, self.history, self.inbox, self.owners, self.quarantine, self.tmp = (
+                _subfolder(self.top, name) for name in _FOLDERS
+            )
+            self._bell, _ = self.top.open_or_create(BELL)
+        except OSError as error:
+            raise _settings(path, error) from error
+        self._lock_file = threading.Lock()
+
+    def close(self) -> None:
+        self.disk.close(self._bell)
+        for name in _FOLDERS:
+            getattr(self, name).close()
+        self.top.close()
+
+    def ping(self) -> None:
+        try:
+            here, there = self.top.stat(MARKER), os.stat(os.path.join(self.path, MARKER), follow_symlinks=False)
+        except OSError as error:
+            raise unavailable(error, "the directory cannot be read") from error
+        if here is None or here.st_ino != there.st_ino:
+            raise StoreUnavailableError(KIND, "the directory was replaced by another one")
+
+    # files that appear complete
+
+    def temporary_name(self) -> str:
+        return f".{os.getpid()}-{self._nonce}-{next(self._numbers)}"
+
+    def temporary(self, data: bytes, *, sync: bool) -> tuple[str, int]:
+        """A new file in tmp/ with these bytes: its name, and its descriptor, which is the caller's to close."""
+        name = self.temporary_name()
+        fd = self.tmp.create(name, os.O_RDWR | os.O_APPEND)
+        try:
+            write_all(self.disk, fd, data)
+            if sync:
+                self.disk.fsync(fd)
+        except BaseException:
+            self.disk.close(fd)
+            self.drop_temporary(name)
+            raise
+        return name, fd
+
+    def drop_temporary(self, name: str) -> None:
+        with contextlib.suppress(OSError):  # an old one is swept at some later opening
+            self.tmp.remove(name)
+
+    def publish(self, temporary: str, folder: Folder, name: str) -> bool:
+        """Give a temporary file its name by link(2); False if the name is taken."""
+        try:
+            self.disk.link(temporary, name, self.tmp.fd, folder.fd)
+        except FileExistsError:
+            return False
+        finally:
+            self.drop_temporary(temporary)
+        return True
+
+    def replace(self, temporary: str, folder: Folder, name: str) -> None:
+        try:
+            self.disk.rename(temporary, name, self.tmp.fd, folder.fd)
+        except BaseException:
+            self.drop_temporary(temporary)
+            raise
+
+    def sweep(self) -> None:
+        """Remove temporary files that a dead process left behind, long ago."""
+        for name in self.tmp.names():
+            status = self.tmp.stat(name)
+            if status is not None and time.time() - status.st_mtime > STALE_TEMPORARY:
+                self.tmp.remove(name)
+
+    # what processes share
+
+    def ring(self, names: Iterable[str]) -> None:
+        """Tell everybody on this directory which files changed. Only a hint: nothing is lost when it is."""
+        data = "".join(f"{name}\n" for name in names).encode()
+        if not data:
+            return
+        with contextlib.suppress(OSError):  # the write it tells of is durable already; others find it when they look
+            if self.disk.fstat(self._bell).st_size > BELL_LIMIT:
+                self.disk.truncate(self._bell, 0)
+            write_all(self.disk, self._bell, data)
+
+    def bell(self) -> tuple[int, int]:
+        status = self.disk.fstat(self._bell)
+        return status.st_size, status.st_mtime_ns
+
+    def rung(self, since: int) -> tuple[int, list[str]]:
+        """Where the bell stands, and what was rung behind `since`."""
+        data = read_range(self.disk, self._bell, since)
+        end = data.rfind(b"\n") + 1
+        return since + end, data[:end].decode("ascii", "replace").split("\n")[:-1]
+
+    @contextlib.contextmanager
+    def locked(self, *, wait: bool, shared: bool = False) -> Iterator[bool]:
+        """One process at a time moves or removes finished journals; those who create share the lock with each other.
+        Gives False if it is taken and `wait` is not set."""
+        with self._lock_file:
+            fd, _ = self.top.open_or_create(LOCK)
+            try:
+                yield self._take_lock(fd, wait=wait, shared=shared)
+            finally:
+                self.disk.close(fd)
+
+    def _take_lock(self, fd: int, *, wait: bool, shared: bool) -> bool:
+        deadline = time.monotonic() + LOCK_PATIENCE
+        while not self.disk.lock(fd, wait=False, shared=shared):
+            if not wait:
+                return False
+            if time.monotonic() > deadline:
+                raise StoreUnavailableError(KIND, "another process, perhaps a stopped one, holds its lock")
+            time.sleep(0.005)
+        return True
+
+    def keep_aside(self, stem: str, data: bytes) -> str:
+        """Copy damaged bytes to quarantine/, once; a few words on where they are."""
+        name = f"{stem}.{len(data)}.{crc32(data):08x}"
+        try:
+            if self.quarantine.stat(name) is None:
+                temporary, fd = self.temporary(data, sync=True)
+                self.disk.close(fd)
+                if self.publish(temporary, self.quarantine, name):
+                    self.quarantine.sync()
+        except OSError as error:
+            return f"they could not be copied to quarantine: {error.strerror}"
+        return f"kept in quarantine/{name}"
+
+
+def _settings(path: str, error: OSError) -> StoreSettingsError | StoreUnavailableError:
+    if error.errno in _REFUSED:
+        return StoreSettingsError(KIND, f"{path!r} cannot be used as a directory of ours: {error.strerror}")
+    return unavailable(error, "the directory cannot be opened")
+
+
+def _open_top(disk: Disk, path: str) -> Folder:
+    try:
+        try:
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            disk.mkdir(path)
+        except FileExistsError:
+            return open_folder(disk, path, follow=True)
+        top = open_folder(disk, path, follow=True)
+        disk.chmod(top.fd, FOLDER_MODE)
+    except OSError as error:
+        raise _settings(path, error) from error
+    return top
+
+
+def _subfolder(top: Folder, name: str) -> Folder:
+    with contextlib.suppress(FileExistsError):
+        top.disk.mkdir(name, top.fd)
+        top.sync()
+    folder = open_folder(top.disk, name, top.fd)
+    status = top.disk.fstat(folder.fd)
+    if os.geteuid() not in (0, status.st_uid):
+        raise PermissionError(errno.EPERM, f"{name}/ in it belongs to another user")
+    if status.st_mode & 0o777 != FOLDER_MODE:
+        top.disk.chmod(folder.fd, FOLDER_MODE)
+    return folder
+
+
+def _check_marker(top: Folder, path: str, temporary: str) -> None:
+    """Read the marker, or make it if the directory is empty."""
+    if top.stat(MARKER) is None:
+        if any(not name.startswith(".") and name != MARKER for name in top.names()) and top.stat(MARKER) is None:
+            raise StoreSettingsError(KIND, f"{path!r} holds files of something else; give it a directory of its own")
+        _make_marker(top, temporary)
+    text = top.read(MARKER)
+    try:
+        marker = json.loads(text)
+        found = marker["format"]
+        ours = marker["store"] == KIND
+    except (ValueError, KeyError, TypeError):
+        raise StoreSettingsError(KIND, f"{MARKER} in {path!r} cannot be read") from None
+    if not ours or not isinstance(found, int):
+        raise StoreSettingsError(KIND, f"{path!r} belongs to another kind of store")
+    if found > FORMAT:
+        raise NewerFormatError(f"the directory {path!r}", found, FORMAT)
+
+
+def _make_marker(top: Folder, temporary: str) -> None:
+    fd = top.create(temporary)
+    try:
+        write_all(top.disk, fd, json.dumps({"store": KIND, "format": FORMAT}).encode() + b"\n")
+        top.disk.fsync(fd)
+        with contextlib.suppress(FileExistsError):  # another process opens the same directory for the first time
+            top.disk.link(temporary, MARKER, top.fd, top.fd)
+        top.sync()
+    finally:
+        top.disk.close(fd)
+        top.remove(temporary)

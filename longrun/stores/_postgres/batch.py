@@ -1,0 +1,265 @@
+"""A batch of writes as few statements: one for all saves, one for all creations, a handful for all messages.
+
+Place in the life of an execution: start, checkpoint, finish. The server compares fence and revision and writes in one
+statement, so nothing is read before. Writes that concern one execution are put into waves, which follow each other
+inside one transaction.
+
+Repeating a batch whose outcome is unknown is safe (I9): a save is compared by its revision, and each creation and each
+message has a random token, under which the first attempt is found again.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from longrun.errors import ExecutionNotFoundError, LeaseLostError, WriteOrderError
+from longrun.records import ExecutionState
+from longrun.stored import Create, Definition, Save, Send, Write
+from longrun.stores import rows
+from longrun.stores._postgres.arrays import Column, Flags, Floats, Ints, Texts, columns
+from longrun.stores._postgres.links import Connection
+from longrun.stores._postgres.parts import Parts
+from longrun.stores._postgres.queries import KIND, Queries
+from longrun.stores._postgres.sending import send
+from longrun.stores.base import Answer
+
+TRIES = 3
+STATEMENT_BYTES = 32 << 20
+"""A statement takes no more data than about this; a batch with more becomes several, in one transaction."""
+
+ENDED = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
+
+HEAD_NAMES = ("id", "crc", *rows.HEAD_COLUMNS)
+HEAD_KINDS: tuple[type[Column], ...] = (
+    *(Texts, Ints, Texts, Ints, Ints, Texts, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Floats, Floats, Texts),
+    *(Flags, Flags, Ints, Texts, Texts, Floats, Floats, Floats, Texts),
+)
+_DEFINITION_NAMES = (
+    *("workflow", "version", "total", "queue", "priority", "metadata", "parent_id", "created", "definition_crc"),
+    *("steps", "steps_crc", "labels", "search", "token"),
+)
+_DEFINITION_KINDS: tuple[type[Column], ...] = (
+    *(Texts, Texts, Ints, Texts, Ints, Texts, Texts, Floats, Ints),
+    *(Texts, Ints, Texts, Texts, Ints),
+)
+
+
+class Batch:
+    """One call of `commit`: its writes, and the tokens that let a repetition find what the first attempt did."""
+
+    def __init__(self, writes: Sequence[Write], queries: Queries) -> None:
+        self.writes = writes
+        self.queries = queries
+        self.answers: list[Answer] = [None] * len(writes)
+        self._tokens = {n: secrets.randbits(63) for n, write in enumerate(writes) if not isinstance(write, Save)}
+
+    def apply(self, connection: Connection) -> list[Answer]:
+        """Do all of it on this connection, durably; to be called again after a lost connection."""
+        if not self.writes:
+            return []
+        groups = self._groups()
+        if len(groups) == 1 and self._is_one_statement(groups[0]):
+            self._apply(connection, groups[0])
+        else:
+            with connection.transaction():
+                for group in groups:
+                    self._apply(connection, group)
+        return list(self.answers)
+
+    def _is_one_statement(self, group: list[int]) -> bool:
+        """Whether the server's own transaction around a single statement is enough."""
+        first = self.writes[group[0]]
+        if isinstance(first, Send):
+            return False
+        return isinstance(first, Create) or not any(_lets_go(self.writes[n]) for n in group)
+
+    def _groups(self) -> list[list[int]]:
+        """Places of writes of one kind, each group one statement; what concerns one execution keeps its order."""
+        waves: list[dict[type, list[int]]] = []
+        last: dict[str, tuple[int, type]] = {}
+        for place, write in enumerate(self.writes):
+            id, kind = write.id, type(write)
+            before = last.get(id)
+            number = 0
+            if before is not None:
+                number = before[0] if before[1] is kind is Send else before[0] + 1
+            last[id] = (number, kind)
+            if number == len(waves):
+                waves.append({})
+            waves[number].setdefault(kind, []).append(place)
+        return [part for wave in waves for group in wave.values() for part in self._bounded(group)]
+
+    def _bounded(self, group: list[int]) -> list[list[int]]:
+        """The group in parts of a size that one statement can take. A message is small and stays with its kind."""
+        if isinstance(self.writes[group[0]], Send):
+            return [group]
+        parts: list[list[int]] = [[]]
+        size = 0
+        for place in group:
+            weight = _weight(self.writes[place])
+            if parts[-1] and size + weight > STATEMENT_BYTES:
+                parts.append([])
+                size = 0
+            parts[-1].append(place)
+            size += weight
+        return parts
+
+    def _apply(self, connection: Connection, group: list[int]) -> None:
+        first = self.writes[group[0]]
+        if isinstance(first, Save):
+            self._save(connection, group)
+        elif isinstance(first, Create):
+            self._create(connection, group)
+        else:
+            sends = {place: (write, self._tokens[place]) for place, write in self._sends(group)}
+            for place, answer in send(connection, self.queries, sends).items():
+                self.answers[place] = answer
+
+    def _sends(self, group: list[int]) -> Iterator[tuple[int, Send]]:
+        for place in group:
+            write = self.writes[place]
+            if isinstance(write, Send):
+                yield place, write
+
+    # saves
+
+    def _save(self, connection: Connection, group: list[int]) -> None:
+        saves: dict[str, tuple[int, Save]] = {}
+        for place in group:
+            write = self.writes[place]
+            assert isinstance(write, Save)
+            saves[write.id] = place, write
+        for _ in range(TRIES):
+            for id in self._run_saves(connection, [save for _, save in saves.values()]):
+                self.answers[saves.pop(id)[0]] = None
+            saves = self._judge(connection, saves) if saves else saves
+            if not saves:
+                return
+        for place, save in saves.values():
+            self.answers[place] = WriteOrderError(KIND, save.id, save.head.revision - 1, save.head.revision)
+
+    def _run_saves(self, connection: Connection, saves: list[Save]) -> list[str]:
+        heads = []
+        parts = Parts()
+        for save in saves:
+            values = rows.head_values(save.head)
+            heads.append((save.id, rows.head_crc(save.id, values), *values))
+            parts.add_save(save)
+        parameters = columns(HEAD_NAMES, HEAD_KINDS, heads) | parts.parameters()
+        released = [save for save in saves if _lets_go(save)]
+        applied = self._run(connection, "save", parts, parameters, tell=bool(released))
+        if released:
+            self._let_go(connection, released, set(applied))
+        return applied
+
+    def _run(self, connection: Connection, name: str, parts: Parts, parameters: dict[str, Any], tell: bool) -> list[str]:
+        """The ids for which it was done."""
+        if tell:
+            parameters["channel"] = self.queries.channel
+        statement = self.queries.joined(name, *parts.names(), "answer_and_tell" if tell else "answer")
+        row = statement.run(connection, parameters, prepare=True).fetchone()
+        return (row and row[0]) or []
+
+    def _let_go(self, connection: Connection, released: list[Save], applied: set[str]) -> None:
+        """What follows for an execution without an owner. Its row is locked by the save, so no message crosses this."""
+        ended = [save.id for save in released if save.id in applied and save.head.state in ENDED]
+        resting = [save.id for save in released if save.id in applied and not save.head.state.finished]
+        if ended:
+            self.queries.run(connection, "sweep_ended", ids=Texts(ended), prepare=True)
+        if resting:
+            self.queries.run(connection, "wake_released", ids=Texts(resting), prepare=True)
+
+    def _judge(self, connection: Connection, saves: dict[str, tuple[int, Save]]) -> dict[str, tuple[int, Save]]:
+        """Why these were not applied. Returned is what would fit by now, and is tried again."""
+        found = self.queries.run(connection, "positions", ids=Texts(saves))
+        stored = {id: (fence, revision) for id, fence, revision in found}
+        again: dict[str, tuple[int, Save]] = {}
+        for id, (place, save) in saves.items():
+            head = save.head
+            fence, revision = stored.get(id, (None, 0))
+            if fence is None:
+                self.answers[place] = ExecutionNotFoundError(id)
+            elif fence != head.fence:
+                self.answers[place] = LeaseLostError(id, head.fence)
+            elif revision >= head.revision:
+                self.answers[place] = None
+            elif revision != head.revision - 1:
+                self.answers[place] = WriteOrderError(KIND, id, revision, head.revision)
+            else:
+                again[id] = place, save
+        return again
+
+    # creations
+
+    def _create(self, connection: Connection, group: list[int]) -> None:
+        places: dict[str, int] = {}
+        heads: list[tuple[Any, ...]] = []
+        definitions: list[tuple[Any, ...]] = []
+        parts = Parts()
+        for place in group:
+            create = self.writes[place]
+            assert isinstance(create, Create)
+            places[create.id] = place
+            values = rows.head_values(create.head)
+            heads.append((create.id, rows.head_crc(create.id, values), *values))
+            definitions.append(definition_row(create.definition, self._tokens[place]))
+            parts.add_boundary(create.id, create.boundary)
+            parts.add_blobs(create.id, create.blobs)
+        parameters = columns(HEAD_NAMES, HEAD_KINDS, heads) | columns(_DEFINITION_NAMES, _DEFINITION_KINDS, definitions)
+        applied = set(self._run(connection, "create", parts, parameters | parts.parameters(), tell=True))
+        missing = [id for id in places if id not in applied]
+        if missing:  # taken; or made by an attempt whose answer was lost, as its token tells
+            tokens = Ints(self._tokens[places[id]] for id in missing)
+            found = self.queries.run(connection, "created_by", ids=Texts(missing), tokens=tokens)
+            applied.update(id for (id,) in found)
+        for id, place in places.items():
+            self.answers[place] = id in applied
+
+
+def definition_row(definition: Definition, token: int) -> tuple[Any, ...]:
+    """In the order of `_DEFINITION_NAMES`."""
+    values = rows.definition_values(definition)
+    steps = rows.steps_text(definition.steps)
+    _, workflow, version, total, queue, priority, metadata, parent_id, created = values
+    return (
+        *(workflow, version, total, queue, priority, metadata, parent_id, created, rows.definition_crc(values)),
+        *(steps, rows.steps_crc(definition.id, steps)),
+        *(rows.json_text(labels(definition.metadata)), search_text(definition), token),
+    )
+
+
+def labels(value: Any) -> Any:
+    """Metadata as a jsonb column takes it. What it would refuse (NUL, half characters, NaN) is written as text."""
+    if isinstance(value, str):
+        return rows.clean(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {rows.clean(str(key)): labels(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [labels(one) for one in value]
+    return value
+
+
+def search_text(definition: Definition) -> str:
+    """What a text filter looks into: the id and each metadata value, folded by Python's rules, not by the server's."""
+    values = [definition.id, *map(str, definition.metadata.values())]
+    return rows.clean("\x1f".join(values).casefold()) or ""
+
+
+def _lets_go(write: Write) -> bool:
+    """Whether others may take the execution up, or see its end, after this save."""
+    return isinstance(write, Save) and (write.head.owner is None or write.head.state.finished)
+
+
+def _weight(write: Write) -> int:
+    """Bytes of data, near enough."""
+    if isinstance(write, Save):
+        size = sum([len(b.data) for b in write.boundaries if b.data is not None])
+        return size + sum(map(len, write.blobs.values())) + sum(map(len, write.put.values()))
+    if isinstance(write, Create):
+        return len(write.boundary.data or b"") + sum(map(len, write.blobs.values()))
+    return 0

@@ -1,0 +1,14 @@
+"""The driver, or the one line that says how to get it.
+
+Place in the life of an execution: none of its own; every part of the PostgreSQL store imports psycopg from here.
+"""
+
+from __future__ import annotations
+
+from longrun.errors import MissingExtraError
+
+try:
+    import psycopg as psycopg
+    from psycopg import errors as errors
+except ImportError as error:
+    raise MissingExtraError("PostgresCheckpointStore", "postgres") from error

@@ -1,0 +1,257 @@
+"""Connections: one for the writer, a few for readers, from a URL or from a pool that the application has already.
+
+Place in the life of an execution: claim, checkpoint, finish. A lost connection is replaced here and the work repeated,
+a bounded number of times; whoever gives work to `Links` makes sure that repeating it is safe (I9). Passwords stay
+inside: no message and no `repr` shows one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from psycopg.conninfo import conninfo_to_dict
+
+from longrun.errors import StoreSettingsError, StoreUnavailableError
+from longrun.stores._postgres.arrays import teach
+from longrun.stores._postgres.driver import errors, psycopg
+from longrun.stores._postgres.queries import KIND
+
+T = TypeVar("T")
+Connection = psycopg.Connection[Any]
+
+WRITE_PAUSES = (0.02, 0.1, 0.3, 0.6, 1.0)
+"""Seconds before each repetition of a write; then `StoreUnavailableError`."""
+READ_PAUSES = (0.0, 0.1, 0.4)
+IDLE_READERS = 4
+
+_PASSING = (
+    *(errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow, errors.TooManyConnections),
+    *(errors.SerializationFailure, errors.DeadlockDetected, errors.IdleInTransactionSessionTimeout),
+)
+_DEFAULTS = {
+    "connect_timeout": "10",
+    "application_name": "longrun",
+    # A peer that vanished without a word is noticed in half a minute, not in two hours.
+    "keepalives_idle": "15",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+
+
+@runtime_checkable
+class Pool(Protocol):
+    """What is needed of a `psycopg_pool.ConnectionPool`."""
+
+    conninfo: Any
+    kwargs: Any
+
+    def connection(self) -> AbstractContextManager[Connection]: ...
+
+
+def unavailable(error: Exception) -> StoreUnavailableError:
+    """The driver's error as the library's own, in one line."""
+    words = str(error).strip().splitlines()
+    failed = StoreUnavailableError(KIND, words[0] if words else type(error).__name__)
+    failed.__cause__ = error
+    return failed
+
+
+def may_pass(error: psycopg.Error) -> bool:
+    """Whether a new connection or another try may help: the connection is gone, or the server was busy with itself."""
+    if isinstance(error, _PASSING):
+        return True
+    if type(error).__module__.startswith("psycopg_pool"):
+        return False  # the pool had its own patience
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None
+
+
+class Links:
+    """Every connection of one store but the listening one, which `listening` makes and its user keeps."""
+
+    def __init__(self, source: str | Pool) -> None:
+        self._pool: Pool | None = None
+        self._settings: dict[str, Any] = {}
+        if isinstance(source, str):
+            self._settings = _parse(source)
+        elif isinstance(source, Pool) and not inspect.iscoroutinefunction(getattr(source, "getconn", None)):
+            self._pool = source
+        else:
+            raise StoreSettingsError(KIND, f"give a URL or a psycopg_pool.ConnectionPool, not {type(source).__name__}")
+        self._writer: Connection | None = None
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._taught: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._closing = threading.Event()
+        self.writer_pid = 0
+
+    def open(self) -> None:
+        self._closing.clear()
+
+    def close(self) -> None:
+        self._closing.set()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        self._drop_writer()
+
+    @property
+    def place(self) -> str:
+        """Where the server is, without the password."""
+        shown = self._settings if self._pool is None else _known(self._pool)
+        host = shown.get("host") or shown.get("hostaddr") or "local"
+        return f"{shown.get('user', '')}@{host}:{shown.get('port', 5432)}/{shown.get('dbname', '')}"
+
+    # work
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Do `work` on the writer's connection; after a lost connection again, on a new one."""
+        return self._persist(work, self._writing, WRITE_PAUSES)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Do `work` on a reader's connection, from any thread."""
+        return self._persist(work, self._reading, READ_PAUSES)
+
+    def once(self, work: Callable[[Connection], T]) -> T:
+        """Do `work` on the writer's connection, without patience: what fails now is the caller's to know."""
+        return self._persist(work, self._writing, ())
+
+    def _persist(
+        self,
+        work: Callable[[Connection], T],
+        borrow: Callable[[], AbstractContextManager[Connection]],
+        pauses: tuple[float, ...],
+    ) -> T:
+        for pause in (*pauses, None):
+            try:
+                with borrow() as connection:
+                    return work(connection)
+            except psycopg.Error as error:
+                if pause is None or not may_pass(error) or self._closing.wait(pause):
+                    raise unavailable(error) from error
+        raise AssertionError("the last pause is None")
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        if self._pool is not None:
+            with self._borrowed(self._pool) as connection:
+                self.writer_pid = connection.info.backend_pid
+                yield connection
+            return
+        if self._writer is None or self._writer.closed:
+            self._writer = self._connect()
+            self.writer_pid = self._writer.info.backend_pid
+        try:
+            yield self._writer
+        except psycopg.Error:
+            self._drop_writer()
+            raise
+
+    def _drop_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        if self._pool is not None:
+            with self._borrowed(self._pool) as connection:
+                yield connection
+            return
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        connection = connection or self._connect()
+        try:
+            yield connection
+        except psycopg.Error:
+            connection.close()
+            self._forget_idle()
+            raise
+        finally:
+            self._give_back(connection)
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            if len(self._idle) < IDLE_READERS and not connection.closed and not self._closing.is_set():
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _forget_idle(self) -> None:
+        """After one lost connection the others are most likely lost too."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    # connections
+
+    def _connect(self) -> Connection:
+        connection: Connection = psycopg.connect(autocommit=True, **self._settings)
+        try:
+            teach(connection)
+            # Whoever set this to off for speed did not mean checkpoints.
+            connection.execute(
+                "SELECT set_config('synchronous_commit', 'on', false)"
+                " WHERE current_setting('synchronous_commit') = 'off'"
+            )
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _borrowed(self, pool: Pool) -> Iterator[Connection]:
+        """A connection of the application's pool, given back as it was."""
+        with pool.connection() as connection:
+            if connection not in self._taught:
+                teach(connection)
+                self._taught.add(connection)
+            before = connection.autocommit
+            if not before:
+                connection.set_autocommit(True)
+            try:
+                yield connection
+            finally:
+                if not before and not connection.closed:
+                    connection.set_autocommit(False)
+
+    def listening(self) -> Connection:
+        """A new connection of its own, which nobody else uses."""
+        try:
+            if self._pool is None:
+                return self._connect()
+            kwargs = {**_called(self._pool.kwargs or {}), "autocommit": True}
+            connection: Connection = psycopg.connect(_called(self._pool.conninfo), **kwargs)
+            return connection
+        except psycopg.Error as error:
+            raise unavailable(error) from error
+
+
+def _called(value: Any) -> Any:
+    return value() if callable(value) else value
+
+
+def _known(pool: Pool) -> dict[str, Any]:
+    try:
+        return {**conninfo_to_dict(_called(pool.conninfo)), **_called(pool.kwargs or {})}
+    except psycopg.Error:
+        return {}
+
+
+def _parse(url: str) -> dict[str, Any]:
+    """The URL's parts. A driver's message about a bad one quotes it, so neither it nor its cause is passed on."""
+    settings: dict[str, Any] | None = None
+    try:
+        settings = dict(conninfo_to_dict(url))
+    except psycopg.Error:
+        pass
+    if settings is None:
+        raise StoreSettingsError(KIND, "its URL cannot be read; write postgresql://user@host:5432/database")
+    return _DEFAULTS | settings

@@ -1,0 +1,87 @@
+"""Waiting for others: a connection of its own that LISTENs, and a pipe that interrupts the wait.
+
+Place in the life of an execution: claim, event. Whoever creates, sends, releases or finishes notifies the schema's
+channel in the same transaction; an ordinary checkpoint does not.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+
+from longrun.stores._postgres.driver import psycopg
+from longrun.stores._postgres.links import Connection, unavailable
+
+
+class Listener:
+    """For one watcher thread; only `wake` may be called from others."""
+
+    def __init__(self, channel: str, connect: Callable[[], Connection], own_pid: Callable[[], int]) -> None:
+        self._channel = channel
+        self._connect = connect
+        self._own_pid = own_pid
+        self._connection: Connection | None = None
+        self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._start()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        for end in self._pipe:
+            os.close(end)
+
+    def wake(self) -> None:
+        try:
+            os.write(self._pipe[1], b"!")
+        except BlockingIOError:  # full: it is awake already
+            return
+
+    def wait(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        if self._connection is None:
+            self._start()
+            return True  # what was told while nobody listened is lost: better look
+        try:
+            while True:
+                if self._told(self._connection):
+                    return True
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                if self._interrupted(self._connection.fileno(), left):
+                    return True
+        except psycopg.Error:
+            self._connection.close()
+            self._connection = None
+            return True
+
+    def _start(self) -> None:
+        connection = self._connect()
+        try:
+            connection.execute(f'LISTEN "{self._channel}"'.encode())
+        except psycopg.Error as error:
+            connection.close()
+            raise unavailable(error) from error
+        self._connection = connection
+
+    def _told(self, connection: Connection) -> bool:
+        """Whether anybody but this store's own writer had something to say."""
+        own = self._own_pid()
+        return any([notify.pid != own for notify in connection.notifies(timeout=0)])
+
+    def _interrupted(self, fd: int, seconds: float) -> bool:
+        """Wait for the server or for `wake`; True if it was `wake`."""
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.register(self._pipe[0], select.POLLIN)
+        ready = {found for found, _ in poll.poll(max(1, int(seconds * 1000)))}
+        if self._pipe[0] not in ready:
+            return False
+        while True:
+            try:
+                os.read(self._pipe[0], 4096)
+            except BlockingIOError:
+                return True

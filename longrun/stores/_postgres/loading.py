@@ -1,0 +1,176 @@
+"""Executions as they are stored, many at once: the rows are read here, and `assemble` judges them.
+
+Place in the life of an execution: claim. A thousand executions are loaded with as many statements as one. Whoever calls
+has a transaction open in which the rows cannot change under the reader's eyes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from longrun.errors import CorruptDataError
+from longrun.stored import Boundary, Loaded, Message
+from longrun.stores import rows
+from longrun.stores._postgres.arrays import Texts
+from longrun.stores._postgres.driver import errors
+from longrun.stores._postgres.links import Connection
+from longrun.stores._postgres.queries import Queries
+from longrun.stores.assemble import Assembled, BoundaryRow, Parts, boundary_fits, fits, mended, sound, state_fits
+
+_DEFINITION_END = len(rows.DEFINITION_COLUMNS)
+_HEAD_START = _DEFINITION_END + 3
+_HEAD_END = _HEAD_START + len(rows.HEAD_COLUMNS)
+_BOUNDARY_END = len(rows.BOUNDARY_COLUMNS)
+
+Found = dict[str, Assembled | CorruptDataError]
+"""What each id turned out to be; an id that is not stored is not in it."""
+
+
+class Loader:
+    """Reads whole executions on one connection."""
+
+    def __init__(self, connection: Connection, queries: Queries) -> None:
+        self._connection = connection
+        self._queries = queries
+
+    def load(self, ids: Sequence[str]) -> Found:
+        """In the order of the ids."""
+        seen: dict[str, int] = {}
+        parts: dict[str, Parts] = {}
+        wanted = Texts(ids)
+        for row in self._rows("load_heads", ids=wanted):
+            parts[row[0]] = _parts(row)
+            seen[row[0]] = row[-1]
+        self._read_newest(parts)
+        self._read_rest(parts, wanted)
+        return {id: self._assembled(parts[id], seen[id]) for id in dict.fromkeys(ids) if id in parts}
+
+    def _assembled(self, parts: Parts, seen: int) -> Assembled | CorruptDataError:
+        try:
+            return sound(parts, seen) or mended(self._all_of(parts), seen)
+        except CorruptDataError as error:
+            return error
+
+    def _rows(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        return self._queries.run(self._connection, name, prepare=True, **parameters).fetchall()
+
+    def _read_newest(self, found: dict[str, Parts]) -> None:
+        """The newest boundary with a state, its blobs, and the numbers of all that have one."""
+        kept: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+        for id, seq, blobs in self._rows("load_kept", ids=Texts(found)):
+            kept.setdefault(id, []).append((seq, _names(blobs)))
+        for id, numbers in kept.items():
+            found[id].kept = tuple(numbers)
+        for id, *row in self._rows("load_newest", ids=Texts(found)):
+            found[id].boundaries.append(_boundary_row(row))
+        named = [(id, name) for id, numbers in kept.items() for name in numbers[-1][1]]
+        if named:
+            executions, names = Texts([id for id, _ in named]), Texts([name for _, name in named])
+            for id, name, data, crc in self._rows("load_blobs", executions=executions, names=names):
+                found[id].blobs[name] = (crc, data)
+
+    def _read_rest(self, found: dict[str, Parts], ids: Texts) -> None:
+        for id, key, data, crc in self._rows("load_entries", ids=ids):
+            if id in found:
+                found[id].entries[key] = (crc, data)
+        for id, *values, crc in self._rows("load_messages", ids=ids):
+            if id in found:
+                found[id].messages.append((values, crc))
+
+    def _all_of(self, parts: Parts) -> Parts:
+        """Something is damaged: now every boundary and every blob is wanted."""
+        parts.boundaries = [_boundary_row(row) for row in self._rows("load_boundaries", id=parts.id)]
+        parts.blobs = {name: (crc, data) for name, data, crc in self._rows("load_all_blobs", id=parts.id)}
+        return parts
+
+    # one part alone
+
+    def messages(self, id: str) -> list[Message]:
+        """Those that fit their checksum; the others are reported by whoever loads the execution."""
+        found = self._rows("load_messages", ids=Texts([id]))
+        good = [values for _, *values, crc in found if _message_fits(id, values, crc)]
+        return [rows.message_from(values) for values in good]
+
+    def checkpoint(self, id: str, seq: int) -> tuple[Boundary, dict[str, bytes]] | None:
+        what = f"checkpoint {seq} of execution {id!r}"
+        for row in self._rows("checkpoint", id=id, seq=seq):
+            found = _boundary_row(row)
+            if not (boundary_fits(id, found) and state_fits(id, found)):
+                raise CorruptDataError(what, "it does not fit its checksum")
+            boundary = rows.boundary_from(found.values)
+            return boundary, self._blobs(id, boundary.blobs, what)
+        return None
+
+    def _blobs(self, id: str, names: tuple[str, ...], what: str) -> dict[str, bytes]:
+        if not names:
+            return {}
+        wanted = {"executions": Texts([id] * len(names)), "names": Texts(names)}
+        found = {name: (data, crc) for _, name, data, crc in self._rows("load_blobs", **wanted)}
+        for name in names:
+            if name not in found:
+                raise CorruptDataError(what, f"its blob {name!r} is missing")
+            if rows.blob_crc(id, name, found[name][0]) != found[name][1]:
+                raise CorruptDataError(what, f"its blob {name!r} does not fit its checksum")
+        return {name: found[name][0] for name in names}
+
+
+def set_aside(connection: Connection, queries: Queries, id: str, found: Assembled) -> None:
+    """Copy what is damaged into quarantine."""
+    for damaged in found.damaged:
+        queries.run(connection, "quarantine", id=id, part=damaged.part, content=damaged.content)
+
+
+def set_aside_if_writable(connection: Connection, queries: Queries, id: str, found: Assembled) -> None:
+    """For readers: a server that only reads keeps the damaged rows where they are, and nothing is lost."""
+    try:
+        set_aside(connection, queries, id, found)
+    except errors.ReadOnlySqlTransaction:
+        return
+
+
+def repair(connection: Connection, queries: Queries, id: str, found: Assembled) -> None:
+    """Set the damage aside, and take out of the way what would be found again."""
+    set_aside(connection, queries, id, found)
+    parts = [damaged.part.partition("/") for damaged in found.damaged]
+    for kind, _, key in parts:
+        if kind in ("boundary", "state"):
+            queries.run(connection, "remove_state", id=id, seq=int(key))
+        elif kind == "message":
+            queries.run(connection, "remove_message", id=id, number=int(key))
+    if found.entries_dropped:
+        queries.run(connection, "remove_entries", id=id)
+
+
+def readable(found: Found) -> Iterable[Loaded]:
+    return [one.loaded for one in found.values() if isinstance(one, Assembled)]
+
+
+def _parts(row: Sequence[Any]) -> Parts:
+    crc, steps, steps_crc = row[_DEFINITION_END:_HEAD_START]
+    return Parts(
+        id=row[0],
+        definition=row[:_DEFINITION_END],
+        definition_crc=crc,
+        steps=steps,
+        steps_crc=steps_crc,
+        head=row[_HEAD_START:_HEAD_END],
+        head_crc=row[_HEAD_END],
+    )
+
+
+def _boundary_row(row: Sequence[Any]) -> BoundaryRow:
+    return BoundaryRow(row[:_BOUNDARY_END], row[_BOUNDARY_END], row[_BOUNDARY_END + 1])
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    """A list of blobs that is damaged is found out by the checksum of its state."""
+    try:
+        return tuple(json.loads(text)) if text else ()
+    except ValueError:
+        return ()
+
+
+def _message_fits(id: str, values: Sequence[Any], crc: int) -> bool:
+    return fits(lambda: rows.message_crc(id, values), crc)

@@ -1,0 +1,91 @@
+"""The store's statements, read once from `sql/postgres` and bound to one schema.
+
+Place in the life of an execution: claim, checkpoint, finish.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from longrun.errors import StoreSettingsError
+from longrun.stores._postgres.driver import psycopg
+
+KIND = "postgres"
+_SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+_MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
+
+
+def quoted_schema(schema: str) -> str:
+    """The schema as an identifier; only plain names are taken."""
+    if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema) or schema.lower().startswith("pg_"):
+        problem = f"schema={schema!r} is no plain name: letters, digits and _, at most 63, not beginning with pg_"
+        raise StoreSettingsError(KIND, problem)
+    return f'"{schema}"'
+
+
+@cache
+def _texts() -> dict[str, str]:
+    text = files("longrun.stores").joinpath("sql", "postgres", "queries.sql").read_text("utf-8")
+    _, *parts = _NAME.split(text)
+    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+class Statement:
+    """SQL with its parameters as the server wants them: by number. psycopg does not keep such a translation for long
+    statements, and making it anew would cost more than the rest of a small commit."""
+
+    __slots__ = ("_names", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._names = tuple(dict.fromkeys(_PARAMETER.findall(text)))
+        numbers = {name: f"${n}" for n, name in enumerate(self._names, 1)}
+        self._text = _PARAMETER.sub(lambda match: numbers[match[1]], text).encode()
+
+    def run(
+        self, connection: psycopg.Connection[Any], parameters: Mapping[str, Any], *, prepare: bool | None = None
+    ) -> psycopg.RawCursor[tuple[Any, ...]]:
+        cursor = psycopg.RawCursor(connection)
+        return cursor.execute(self._text, [parameters[name] for name in self._names], prepare=prepare, binary=True)
+
+
+class Queries:
+    """Statements by name, for one schema."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self.quoted = quoted_schema(schema)
+        self.channel = f"longrun.{schema}"[:63]
+        self._texts = {name: text.replace("{schema}", self.quoted) for name, text in _texts().items()}
+        self._statements: dict[tuple[str, ...], Statement] = {}
+
+    def joined(self, *names: str) -> Statement:
+        """One statement of several parts, in this order."""
+        statement = self._statements.get(names)
+        if statement is None:
+            statement = self._statements[names] = Statement("\n".join(self._texts[name] for name in names))
+        return statement
+
+    def where(self, name: str, conditions: str) -> Statement:
+        """A statement with conditions that were put together for this one time."""
+        return Statement(self._texts[name].replace("{conditions}", conditions))
+
+    def run(
+        self, connection: psycopg.Connection[Any], name: str, *, prepare: bool | None = None, **parameters: Any
+    ) -> psycopg.RawCursor[tuple[Any, ...]]:
+        return self.joined(name).run(connection, parameters, prepare=prepare)
+
+
+def migrations() -> list[tuple[int, str, str]]:
+    """Number, file name and text of every migration, in order."""
+    found = []
+    for file in files("longrun.stores").joinpath("sql", "postgres").iterdir():
+        match = _MIGRATION.fullmatch(file.name)
+        if match:
+            found.append((int(match[1]), file.name, file.read_text("utf-8")))
+    return sorted(found)

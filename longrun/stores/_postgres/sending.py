@@ -1,0 +1,110 @@
+"""Messages: appended under the lock of the receiver's row, which gives each its number.
+
+Place in the life of an execution: signals and control requests, from anybody, at any time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from longrun.errors import ExecutionNotFoundError, SignalQueueFullError
+from longrun.stored import Send
+from longrun.stores import rows
+from longrun.stores._postgres.arrays import Blobs, Column, Floats, Ints, Texts, columns
+from longrun.stores._postgres.links import Connection
+from longrun.stores._postgres.queries import Queries
+from longrun.stores.base import Answer
+
+KEYS_REMEMBERED = 1024
+"""Keys of taken messages that an execution remembers."""
+TOKENS_REMEMBERED = 64
+
+_MESSAGE_NAMES = ("execution", *rows.MESSAGE_COLUMNS, "crc")
+_MESSAGE_KINDS: tuple[type[Column], ...] = (Texts, Ints, Texts, Texts, Texts, Blobs, Texts, Floats, Ints)
+_RECEIPT_NAMES = ("execution", "id", "token", "key")
+_RECEIPT_KINDS: tuple[type[Column], ...] = (Texts, Ints, Ints, Texts)
+
+Sends = dict[int, tuple[Send, int]]
+"""Place in the batch → the send and its token."""
+
+
+class _Receivers:
+    """What must be known of the receivers, read after their rows were locked."""
+
+    def __init__(self, connection: Connection, queries: Queries, sends: Sends) -> None:
+        ids = Texts({send.id for send, _ in sends.values()})
+        self.last: dict[str, int] = dict(queries.run(connection, "lock_receivers", ids=ids).fetchall())
+        self.waiting: dict[str, int] = dict(queries.run(connection, "waiting_messages", ids=ids).fetchall())
+        self.by_token: dict[tuple[str, int], int] = {}
+        self.by_key: dict[tuple[str, str], int] = {}
+        asked = {
+            "ids": Texts(send.id for send, _ in sends.values()),
+            "tokens": Ints(token for _, token in sends.values()),
+            "keys": Texts(send.message.key for send, _ in sends.values()),
+        }
+        for id, number, token, key in queries.run(connection, "receipts_of", **asked):
+            self.by_token[id, token] = number
+            if key is not None:
+                self.by_key[id, key] = number
+
+    def seen(self, send: Send, token: int) -> int | None:
+        """The number that this message got before: by this write, if its answer was lost, or by its key."""
+        key = send.message.key
+        found = self.by_token.get((send.id, token))
+        return found if found is not None or key is None else self.by_key.get((send.id, key))
+
+    def number(self, send: Send, token: int) -> int:
+        """The next number, taken."""
+        number = self.last[send.id] = self.last[send.id] + 1
+        self.waiting[send.id] = self.waiting.get(send.id, 0) + 1
+        self.by_token[send.id, token] = number
+        if send.message.key is not None:
+            self.by_key[send.id, send.message.key] = number
+        return number
+
+
+def send(connection: Connection, queries: Queries, sends: Sends) -> dict[int, Answer]:
+    """Append each message in order, inside the caller's transaction. Answers by place."""
+    receivers = _Receivers(connection, queries, sends)
+    answers: dict[int, Answer] = {}
+    messages: list[tuple[Any, ...]] = []
+    receipts: list[tuple[Any, ...]] = []
+    for place, (one, token) in sends.items():
+        before = receivers.seen(one, token)
+        if one.id not in receivers.last:
+            answers[place] = ExecutionNotFoundError(one.id)
+        elif before is not None:
+            answers[place] = before
+        elif receivers.waiting.get(one.id, 0) >= one.limit:
+            answers[place] = SignalQueueFullError(one.id, one.limit)
+        else:
+            answers[place] = number = receivers.number(one, token)
+            values = rows.message_values(attrs.evolve(one.message, id=number))
+            messages.append((one.id, *values, rows.message_crc(one.id, values)))
+            receipts.append((one.id, number, token, one.message.key))
+    if messages:
+        _store(connection, queries, receivers, messages, receipts)
+    return answers
+
+
+def _store(
+    connection: Connection,
+    queries: Queries,
+    receivers: _Receivers,
+    messages: list[tuple[Any, ...]],
+    receipts: list[tuple[Any, ...]],
+) -> None:
+    queries.run(connection, "add_messages", **columns(_MESSAGE_NAMES, _MESSAGE_KINDS, messages))
+    queries.run(connection, "add_receipts", **columns(_RECEIPT_NAMES, _RECEIPT_KINDS, receipts))
+    ids = list({row[0] for row in messages})
+    last = {"ids": Texts(ids), "last": Ints(receivers.last[id] for id in ids)}
+    queries.run(connection, "receive", **last)
+    queries.run(connection, "forget_tokens", **last, keep=TOKENS_REMEMBERED)
+    # Only a receiver with this many numbers behind it can have as many keys.
+    many = [id for id in ids if receivers.last[id] > KEYS_REMEMBERED]
+    if many:
+        keep = Ints(KEYS_REMEMBERED + receivers.waiting[id] for id in many)
+        queries.run(connection, "forget_keys", ids=Texts(many), keep=keep)
+    queries.run(connection, "tell", channel=queries.channel)

@@ -1,0 +1,173 @@
+"""Listings: the server narrows by state, workflow, queue, parent, owner and time; the rest is compared here.
+
+Place in the life of an execution: look at many of them. Rows come in bounded pages, so neither side holds them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from longrun.logging import get_logger
+from longrun.records import ExecutionState
+from longrun.stored import Definition, Query, Stored
+from longrun.stores._redis import format
+from longrun.stores._redis.format import DamagedError
+from longrun.stores._redis.link import Link
+from longrun.stores._redis.reading import head_or_rest
+
+PAGE = 500
+SETS = 200
+"""More sorted sets than this are not merged: one set for each state and a comparison of each row cost less."""
+ENDED = 5000
+"""Up to this many that ended before a moment are read by that; of more, many are on each page anyway."""
+
+
+class Finder:
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._log = get_logger(store="redis")
+
+    def find(self, query: Query) -> list[Stored]:
+        found: list[Stored] = []
+        for row in self._matching(query) if query.limit > 0 else ():
+            found.append(row)
+            if len(found) == query.limit:
+                break
+        return found
+
+    def count(self, query: Query) -> dict[ExecutionState, int]:
+        if _counted_by_sets(query):
+            return self._count_sets(query)
+        counts: dict[ExecutionState, int] = {}
+        for row in self._matching(query, paged=False):
+            counts[row.head.state] = counts.get(row.head.state, 0) + 1
+        return counts
+
+    def _count_sets(self, query: Query) -> dict[ExecutionState, int]:
+        sets = [(state, name) for state in _states(query) for name in _set_names(query, state)]
+        lowest = "-inf" if query.created_after is None else repr(query.created_after)
+        highest = "+inf" if query.created_before is None else f"({query.created_before!r}"
+        found = self._link.repeated("count", lowest, highest, *(name for _, name in sets))
+        counts: dict[ExecutionState, int] = {}
+        for (state, _), number in zip(sets, found, strict=True):
+            if number:
+                counts[state] = counts.get(state, 0) + number
+        return counts
+
+    def _matching(self, query: Query, *, paged: bool = True) -> Iterator[Stored]:
+        """Every row that matches, newest first, from where the last page ended."""
+        after = query.after if paged else None
+        ids = self._few(query)
+        candidates = self._all(query, after) if ids is None else self._named(ids)
+        matching = (row for row in candidates if _matches(row, query))
+        if ids is None:
+            yield from matching
+            return
+        for row in sorted(matching, key=_position, reverse=True):
+            if after is None or _position(row) < after:
+                yield row
+
+    def _few(self, query: Query) -> list[bytes] | None:
+        """Ids of all candidates where an index by something else than the creation time knows that they are few."""
+        if query.owner is not None:
+            return self._owned(query.owner, query)
+        if query.ended_before is not None:
+            name = self._link.base + b"i:ended"
+            found: list[bytes] = self._link.read(
+                "ZRANGEBYSCORE", name, "-inf", f"({query.ended_before!r}", "LIMIT", 0, ENDED + 1
+            )
+            return found if len(found) <= ENDED else None
+        return None
+
+    def _owned(self, owner: str, query: Query) -> list[bytes]:
+        found: list[bytes] = []
+        for state in _states(query):
+            key = self._link.base + b"i:owned:" + state.value.encode() + b":" + format.owner_name(owner)
+            found += [member[32:] for member in self._link.read("ZRANGE", key, 0, -1)]
+        return found
+
+    def _named(self, ids: list[bytes]) -> Iterator[Stored]:
+        for at in range(0, len(ids), PAGE):
+            flat = self._link.repeated("rows", *ids[at : at + PAGE])
+            for n in range(0, len(flat), 4):
+                row = self._stored(flat[n].decode(), *flat[n + 1 : n + 4])
+                if row is not None:
+                    yield row
+
+    def _all(self, query: Query, after: tuple[float, str] | None) -> Iterator[Stored]:
+        sets = [name for state in _states(query) for name in _set_names(query, state)]
+        sets = [f"i:child:{format.named(query.parent_id)}"] if query.parent_id is not None else sets
+        lowest = "-inf" if query.created_after is None else repr(query.created_after)
+        under = "+inf" if query.created_before is None else repr(query.created_before)
+        place: tuple[Any, Any] = ("", "") if after is None else (repr(after[0]), after[1])
+        size = min(PAGE, query.limit)
+        while sets:
+            flat = self._link.repeated("page", size, *place, lowest, under, *sets)
+            for n in range(0, len(flat), 5):
+                row = self._stored(flat[n].decode(), *flat[n + 2 : n + 5])
+                if row is not None:
+                    yield row
+            if len(flat) < 5 * size:
+                return
+            place, size = (flat[-4], flat[-5]), PAGE
+
+    def _stored(self, id: str, control: bytes, head: bytes | None, definition: bytes | None) -> Stored | None:
+        try:
+            found = format.definition_from(id, definition)
+        except DamagedError:  # nothing can be shown of it; `load` keeps the bytes and says so
+            self._log.warning("store.unreadable", execution=id)
+            return None
+        return Stored(definition=found, head=head_or_rest(id, control, head))
+
+
+def _states(query: Query) -> list[ExecutionState]:
+    return [state for state in ExecutionState if query.states is None or state in query.states]
+
+
+def _set_names(query: Query, state: ExecutionState) -> list[str]:
+    """The sorted sets that together hold every candidate in a state."""
+    if query.workflows is not None and len(query.workflows) * len(_states(query)) <= SETS:
+        return [f"i:flow:{state.value}:{format.named(name)}" for name in sorted(query.workflows)]
+    if query.queue is not None:
+        return [f"i:queue:{state.value}:{format.named(query.queue)}"]
+    return [f"i:state:{state.value}"]
+
+
+def _counted_by_sets(query: Query) -> bool:
+    """Whether the sizes of the sets are the answer: nothing is asked that only a row can tell."""
+    by_row = (query.owner, query.owned, query.parent_id, query.text, query.ended_before)
+    if query.metadata or any(asked is not None for asked in by_row):
+        return False
+    if query.workflows is None:
+        return True
+    return query.queue is None and len(query.workflows) * len(_states(query)) <= SETS
+
+
+def _position(row: Stored) -> tuple[float, str]:
+    return row.definition.created, row.definition.id
+
+
+def _matches(row: Stored, query: Query) -> bool:
+    definition, head = row.definition, row.head
+    equal = (
+        (query.queue, definition.queue),
+        (query.owner, head.owner),
+        (query.parent_id, definition.parent_id),
+        (query.owned, head.owner is not None),
+    )
+    return (
+        all(asked is None or asked == found for asked, found in equal)
+        and (query.states is None or head.state in query.states)
+        and (query.workflows is None or definition.workflow in query.workflows)
+        and (query.created_after is None or definition.created >= query.created_after)
+        and (query.created_before is None or definition.created < query.created_before)
+        and (query.ended_before is None or (head.ended is not None and head.ended < query.ended_before))
+        and all(definition.metadata.get(key) == value for key, value in query.metadata.items())
+        and (query.text is None or _contains(definition, query.text.casefold()))
+    )
+
+
+def _contains(definition: Definition, text: str) -> bool:
+    values = [definition.id, *map(str, definition.metadata.values())]
+    return any(text in value.casefold() for value in values)

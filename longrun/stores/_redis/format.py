@@ -1,0 +1,379 @@
+"""Records as the bytes that Redis keeps, and back. Pure: no I/O, no driver.
+
+Place in the life of an execution: checkpoint. Every value carries a checksum over its contents and its identity
+(execution id, number or name), so that damage and strayed values are found out (I5).
+
+A head is kept in two parts. The control record holds what the server's own scripts read and change (fence, revision,
+owner, `woken`, crashes, state); it is text, and its check is a piece of a SHA-1, which a script can compute. The rest
+of the head is packed, as are the rows of boundaries: packing is several times quicker than JSON on the hot path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote
+from zlib import crc32
+
+from attrs import frozen
+
+from longrun.records import ExecutionState
+from longrun.stored import EMPTY, Boundary, Definition, Head, Message, Owner
+from longrun.stores import rows
+
+FORMAT = 1
+
+_CRC = struct.Struct("<I")
+_HEAD = struct.Struct("<B?7q7d")
+_ROW = struct.Struct("<7q2d")
+_NAN = math.nan
+_STATES = tuple(ExecutionState)
+_BY_NAME = {state.value: state for state in _STATES}
+_NUMBERS = {state: number for number, state in enumerate(_STATES)}
+_NAMES = {state: state.value for state in _STATES}
+_NO_TEXTS: tuple[None, None, None, None] = (None, None, None, None)
+
+
+class DamagedError(Exception):
+    """Bytes that do not fit their checksum. Never leaves the store."""
+
+
+@frozen
+class Control:
+    """The part of a head that the server's scripts know."""
+
+    fence: int
+    revision: int
+    crashes: int
+    woken: bool
+    seq: int
+    state: ExecutionState
+    wake: str
+    owner: str | None
+
+
+# names in keys and indexes
+
+
+@lru_cache(4096)
+def named(name: str | None) -> str:
+    """A workflow, queue or parent as it stands in the name of an index: no blank, no letter but ASCII."""
+    return "-" if name is None else "=" + quote(name, safe="", errors="surrogatepass")
+
+
+def owner_name(owner: str) -> bytes:
+    return b"=" + _bytes(owner)
+
+
+def rank(definition: Definition) -> str:
+    """Sorts by its letters as a claim does: highest priority first, then oldest."""
+    (bits,) = struct.unpack(">q", struct.pack(">d", definition.created))
+    age = bits ^ (1 << 63) if bits >= 0 else ~bits & 0xFFFFFFFFFFFFFFFF
+    urgency = (1 << 63) - 1 - min(max(definition.priority, -(1 << 63)), (1 << 63) - 1)
+    return f"{urgency:016x}{age & 0xFFFFFFFFFFFFFFFF:016x}"
+
+
+def created_of(member: bytes) -> float:
+    """The creation time in a member of an index that is ordered by rank."""
+    age = int(member[16:32], 16)
+    bits = age ^ (1 << 63) if age >> 63 else ~age & 0xFFFFFFFFFFFFFFFF
+    created: float = struct.unpack(">d", struct.pack(">Q", bits))[0]
+    return created
+
+
+def index_record(definition: Definition) -> bytes:
+    d = definition
+    return f"{rank(d)} {d.created!r} {named(d.queue)} {named(d.workflow)} {named(d.parent_id)}".encode()
+
+
+# framed values: states, blobs, entries
+
+
+def framed(identity: bytes, data: bytes) -> bytes:
+    return _CRC.pack(crc32(data, crc32(identity))) + data
+
+
+def unframed(identity: bytes, value: bytes | None) -> bytes:
+    if value is None or len(value) < 4:
+        raise DamagedError
+    data = value[4:]
+    if _CRC.unpack_from(value)[0] != crc32(data, crc32(identity)):
+        raise DamagedError
+    return data
+
+
+def state_identity(id: str, seq: int) -> bytes:
+    return f"{id}\0{seq}".encode()
+
+
+def blob_identity(id: str, name: bytes) -> bytes:
+    return id.encode() + b"\0blob\0" + name
+
+
+def entry_identity(id: str, key: bytes) -> bytes:
+    return id.encode() + b"\0entry\0" + key
+
+
+def _json(value: Any) -> bytes:
+    return rows.json_text(value).encode()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def text_of(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+# definitions
+
+
+def definition_bytes(definition: Definition) -> bytes:
+    d = definition
+    fields = [d.workflow, d.version, d.total, d.queue, d.priority, dict(d.metadata), d.parent_id, d.created]
+    return framed(d.id.encode() + b"\0definition", _json(fields))
+
+
+def definition_from(id: str, value: bytes | None, steps: tuple[str, ...] = ()) -> Definition:
+    fields = json.loads(unframed(id.encode() + b"\0definition", value))
+    workflow, version, total, queue, priority, metadata, parent_id, created = fields
+    return Definition(
+        id=id,
+        workflow=workflow,
+        version=version,
+        steps=steps,
+        total=total,
+        queue=queue,
+        priority=priority,
+        metadata=metadata or EMPTY,
+        parent_id=parent_id,
+        created=created,
+    )
+
+
+def steps_bytes(definition: Definition) -> bytes:
+    return framed(definition.id.encode() + b"\0steps", _json(definition.steps))
+
+
+def steps_from(id: str, value: bytes | None) -> tuple[str, ...]:
+    return tuple(json.loads(unframed(id.encode() + b"\0steps", value)))
+
+
+# heads
+
+
+def wake_text(head: Head) -> str:
+    """When it wakes if no message does it: a moment, or "-" for never."""
+    if head.state is ExecutionState.RUNNING:
+        return "0"
+    if head.due is not None:
+        return repr(head.due)
+    return "-" if head.signal is not None else "0"
+
+
+def control_bytes(id: bytes, head: Head) -> bytes:
+    h = head
+    owner = "-" if h.owner is None else "=" + h.owner
+    text = (
+        f"{h.fence} {h.revision} {h.crashes} {h.woken:d} {h.seq} {_NAMES[h.state]} {wake_text(h)} {owner}"
+    ).encode("utf-8", "surrogatepass")
+    return hashlib.sha1(id + b"\0" + text, usedforsecurity=False).hexdigest()[:8].encode() + b" " + text
+
+
+def control_from(id: str, value: bytes) -> Control:
+    check, _, text = value.partition(b" ")
+    if hashlib.sha1(id.encode() + b"\0" + text, usedforsecurity=False).hexdigest()[:8].encode() != check:
+        raise DamagedError
+    fence, revision, crashes, woken, seq, state, wake, owner = text.split(b" ", 7)
+    return Control(
+        int(fence),
+        int(revision),
+        int(crashes),
+        woken == b"1",
+        int(seq),
+        _BY_NAME[state.decode()],
+        wake.decode(),
+        None if owner == b"-" else text_of(owner[1:]),
+    )
+
+
+def head_bytes(id: bytes, head: Head) -> bytes:
+    h = head
+    packed = _HEAD.pack(
+        _NUMBERS[h.state],
+        h.hold,
+        h.revision,
+        h.seq,
+        h.step,
+        h.visit,
+        h.iteration,
+        h.attempt,
+        h.crashes,
+        h.updated,
+        h.progress,
+        h.done,
+        _NAN if h.started is None else h.started,
+        _NAN if h.ended is None else h.ended,
+        _NAN if h.due is None else h.due,
+        _NAN if h.of is None else h.of,
+    )
+    texts = (h.signal, h.error, h.reason, h.note)
+    if texts != _NO_TEXTS:
+        packed += _json(texts)
+    return _CRC.pack(crc32(packed, crc32(id))) + packed
+
+
+def head_from(id: str, control: Control, value: bytes | None) -> Head:
+    data = unframed(id.encode(), value)
+    numbers = _HEAD.unpack_from(data)
+    signal, error, reason, note = json.loads(data[_HEAD.size :]) if len(data) > _HEAD.size else _NO_TEXTS
+    _, hold, _, _, step, visit, iteration, attempt, _, updated, progress, done, started, ended, due, of = numbers
+    return Head(
+        state=control.state,
+        fence=control.fence,
+        revision=control.revision,
+        owner=control.owner,
+        seq=control.seq,
+        step=step,
+        visit=visit,
+        iteration=iteration,
+        attempt=attempt,
+        started=_some(started),
+        updated=updated,
+        ended=_some(ended),
+        due=_some(due),
+        signal=signal,
+        woken=control.woken,
+        hold=hold,
+        crashes=control.crashes,
+        error=error,
+        reason=reason,
+        progress=progress,
+        done=done,
+        of=_some(of),
+        note=note,
+    )
+
+
+def control_from_head(id: str, value: bytes | None) -> Control | None:
+    """What a head still tells when its control record is damaged: all but fence and owner. None if it is damaged too."""
+    try:
+        data = unframed(id.encode(), value)
+    except DamagedError:
+        return None
+    number, hold, revision, seq, *_ = _HEAD.unpack_from(data)
+    crashes = _HEAD.unpack_from(data)[8]
+    blank = Control(0, revision, crashes, False, seq, _STATES[number], "-", None)
+    wake = wake_text(head_from(id, blank, value))
+    return Control(0, revision, crashes, False, seq, _STATES[number], wake, None)
+
+
+def _some(number: float) -> float | None:
+    return None if number != number else number  # noqa: PLR0124 -- NaN, the one number that differs from itself
+
+
+# boundaries
+
+
+@lru_cache(4096)
+def _row_texts(kind: str, name: str | None) -> bytes:
+    return _json((kind, name, None))
+
+
+def row_bytes(id: bytes, boundary: Boundary) -> bytes:
+    """ "<crc> <length> <blob names as JSON><numbers><texts>": a script reads the names without the rest."""
+    b = boundary
+    texts = _row_texts(b.kind, b.name) if b.error is None else _json((b.kind, b.name, b.error))
+    started = _NAN if b.started is None else b.started
+    numbers = _ROW.pack(b.seq, b.step, b.attempts, b.next, b.visit, b.iteration, b.size, started, b.ended)
+    names = _json(b.blobs) if b.blobs else b""
+    rest = b"%d %b%b%b" % (len(names), names, numbers, texts)
+    return b"%08x %b" % (crc32(rest, crc32(id)), rest)
+
+
+def row_from(id: str, seq: int, value: bytes | None) -> Boundary:
+    """Without its state."""
+    try:
+        crc, _, rest = (value or b"").partition(b" ")
+        if int(crc, 16) != crc32(rest, crc32(id.encode())):
+            raise DamagedError
+    except ValueError:
+        raise DamagedError from None
+    length, _, body = rest.partition(b" ")
+    names, body = body[: int(length)], body[int(length) :]
+    number, step, attempts, next, visit, iteration, size, started, ended = _ROW.unpack_from(body)
+    if number != seq:
+        raise DamagedError
+    kind, name, error = json.loads(body[_ROW.size :])
+    return Boundary(
+        seq=seq,
+        kind=kind,
+        step=step,
+        name=name,
+        started=_some(started),
+        ended=ended,
+        attempts=attempts,
+        error=error,
+        next=next,
+        visit=visit,
+        iteration=iteration,
+        blobs=tuple(json.loads(names)) if names else (),
+        size=size,
+    )
+
+
+# messages and owners
+
+
+def message_bytes(id: str, message: Message) -> bytes:
+    """The server puts the message's number into a second check in front, when it gives it."""
+    m = message
+    header = _json([m.kind, m.name, m.key, m.payload is not None, dict(m.options), m.sent])
+    body = _CRC.pack(len(header)) + header + (m.payload or b"")
+    return b"%08x%b" % (crc32(body, crc32(id.encode() + b"\0message")), body)
+
+
+def message_from(id: str, number: bytes, value: bytes) -> Message:
+    check = hashlib.sha1(id.encode() + b"\0" + number + b"\0" + value[8:16], usedforsecurity=False).hexdigest()[:8]
+    body = value[16:]
+    crc = crc32(body, crc32(id.encode() + b"\0message"))
+    if value[:8] != check.encode() or value[8:16] != b"%08x" % crc:
+        raise DamagedError
+    (length,) = _CRC.unpack_from(body)
+    kind, name, key, has_payload, options, sent = json.loads(body[4 : 4 + length])
+    return Message(
+        kind=kind,
+        name=name,
+        key=key,
+        payload=body[4 + length :] if has_payload else None,
+        options=options or EMPTY,
+        sent=sent,
+        id=int(number),
+    )
+
+
+def owner_bytes(owner: Owner) -> bytes:
+    fields: Sequence[Any] = [dict(owner.life), owner.workflows, owner.queues]
+    return framed(_bytes(owner.id) + b"\0owner", _json(fields))
+
+
+def owner_from(id: bytes, value: bytes, remaining: float) -> Owner:
+    """Of a damaged record only the lease is left: its owner may well live, so it is not left out."""
+    try:
+        life, workflows, queues = json.loads(unframed(id + b"\0owner", value))
+    except DamagedError:
+        return Owner(id=text_of(id), life={}, remaining=remaining)
+    return Owner(
+        id=text_of(id), life=life, remaining=remaining, workflows=tuple(workflows), queues=tuple(queues)
+    )
+
+
+def pairs(flat: Sequence[bytes]) -> Mapping[bytes, bytes]:
+    """A hash as a script returns it."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))

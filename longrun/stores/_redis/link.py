@@ -1,0 +1,257 @@
+"""The connection to a Redis or Valkey server: scripts, errors in plain words, and repetition after a lost answer.
+
+Place in the life of an execution: checkpoint. The driver's exceptions end here, and so do passwords.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from attrs import frozen
+
+from longrun.errors import MissingExtraError, StoreError, StoreSettingsError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    import redis
+
+T = TypeVar("T")
+
+OLDEST = (6, 2)
+PAUSES = (0.05, 0.2, 0.5)
+"""Seconds before each repetition when no answer came."""
+
+_SENTENCES = {
+    "READONLY": "the server is a read-only replica; give the URL of the primary",
+    "OOM": "the server's memory is full (maxmemory) and it refuses writes",
+    "LOADING": "the server is still loading its data",
+    "MISCONF": "the server cannot write to its disk and refuses writes",
+    "NOREPLICAS": "the server has too few replicas to accept writes",
+    "MASTERDOWN": "the server is a replica without its primary",
+    "BUSY": "the server is busy with a script that does not end",
+    "CLUSTERDOWN": "the cluster is down",
+    "MOVED": "another node of the cluster has these keys; give that node's URL or a client for it",
+}
+_SETTINGS = {
+    "NOAUTH": "the server wants a password; put it into the URL",
+    "WRONGPASS": "the server refuses this user name and password",
+    "NOPERM": "this user may not run a command or use a key that the store needs",
+}
+
+
+@lru_cache(64)
+def script(name: str) -> tuple[str, str]:
+    """A script of this package with what all of them share before it, and its SHA-1."""
+    directory = importlib.resources.files("longrun.stores") / "lua"
+    text = (directory / "common.lua").read_text("utf-8") + (directory / f"{name}.lua").read_text("utf-8")
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+@frozen(kw_only=True)
+class Options:
+    """How to connect when a URL is given; a client brings its own."""
+
+    timeout: float = 5.0
+    connect_timeout: float = 5.0
+    max_connections: int = 16
+
+
+@frozen(kw_only=True)
+class Server:
+    """What the server says of itself. Settings that it does not tell are None."""
+
+    name: str
+    version: str
+    appendonly: str | None = None
+    appendfsync: str | None = None
+    maxmemory: str | None = None
+    maxmemory_policy: str | None = None
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """Why an acknowledged write could be lost, a sentence each."""
+        found = []
+        if self.appendonly is None:
+            found.append("the server does not tell whether it writes an append-only file")
+        elif self.appendonly != "yes":
+            found.append("appendonly is off: what was acknowledged is lost when the server stops")
+        elif self.appendfsync != "always":
+            found.append(f"appendfsync is {self.appendfsync}: a power failure loses what was acknowledged last")
+        if self.maxmemory not in ("0", None) and self.maxmemory_policy != "noeviction":
+            found.append(f"maxmemory-policy is {self.maxmemory_policy}: a full server deletes executions")
+        return tuple(found)
+
+
+class Link:
+    """A pool of connections, shared by all threads of one store."""
+
+    def __init__(self, url_or_client: str | redis.Redis, prefix: str, options: Options) -> None:
+        self._driver = _driver()
+        self.base = f"{{{prefix}}}:".encode()
+        self.name = os.urandom(8).hex()
+        self.server = Server(name="Redis or Valkey", version="")
+        self._own = isinstance(url_or_client, str)
+        self.client: Any = self._from_url(url_or_client, options) if isinstance(url_or_client, str) else url_or_client
+        if self.client.get_connection_kwargs().get("decode_responses"):
+            raise StoreSettingsError("Redis", "the client decodes answers; make it with decode_responses=False")
+
+    def _from_url(self, url: str, options: Options) -> Any:
+        # The driver would repeat a command by itself; here only `repeated` does, which knows what may be repeated.
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        try:
+            pool = self._driver.BlockingConnectionPool.from_url(
+                url,
+                max_connections=options.max_connections,
+                timeout=options.timeout,
+                socket_timeout=options.timeout,
+                socket_connect_timeout=options.connect_timeout,
+                retry=Retry(NoBackoff(), 0),
+                client_name="longrun",
+            )
+        except (ValueError, TypeError):
+            # Without its cause: the driver's sentence can hold pieces of the URL, and so of a password.
+            problem = "the URL cannot be understood; it looks like redis://user:password@host:6379/0 or unix://path"
+            raise StoreSettingsError("Redis", problem) from None
+        return self._driver.Redis(connection_pool=pool)
+
+    def place(self) -> str:
+        """Where the server is; never a user name or a password."""
+        kwargs = self.client.get_connection_kwargs()
+        if "path" in kwargs:
+            return f"unix:{kwargs['path']} db {kwargs.get('db', 0)}"
+        return f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)} db {kwargs.get('db', 0)}"
+
+    def close(self) -> None:
+        if self._own:
+            self.client.close()
+            self.client.connection_pool.disconnect()
+
+    # calls
+
+    def run(self, name: str, *args: Any) -> Any:
+        """Run a script once."""
+        text, sha = script(name)
+        return self.once(lambda: self._evaluate(text, sha, args))
+
+    def repeated(self, name: str, *args: Any) -> Any:
+        """Run a script; if no answer comes, again. Only for what says by itself that it was done before."""
+        text, sha = script(name)
+        return self._repeat(lambda: self._evaluate(text, sha, args))
+
+    def read(self, *args: Any) -> Any:
+        """A command that only reads; if no answer comes, again."""
+        return self._repeat(lambda: self.client.execute_command(*args))
+
+    def once(self, function: Callable[[], T]) -> T:
+        try:
+            return function()
+        except (self._driver.RedisError, OSError) as error:
+            self._raise(error)
+
+    def _repeat(self, function: Callable[[], T]) -> T:
+        for pause in PAUSES:
+            try:
+                return function()
+            except self._driver.AuthenticationError as error:
+                self._raise(error)
+            except (self._driver.ConnectionError, self._driver.TimeoutError, OSError):
+                time.sleep(pause)  # the server's answer is unknown: ask again on a new connection
+            except self._driver.RedisError as error:
+                self._raise(error)
+        return self.once(function)
+
+    def _evaluate(self, text: str, sha: str, args: Sequence[Any]) -> Any:
+        try:
+            return self.client.execute_command("EVALSHA", sha, 1, self.base, *args)
+        except self._driver.exceptions.NoScriptError:  # the server was restarted: it did nothing yet
+            return self.client.execute_command("EVAL", text, 1, self.base, *args)
+
+    # errors
+
+    def _raise(self, error: Exception) -> NoReturn:
+        raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> StoreError:
+        text, name = str(error), self.server.name
+        code = type(error).__name__
+        words = {word.strip("-.,:") for word in text.split()[:12]}
+        for known, sentence in _SETTINGS.items():
+            if known in words:
+                return StoreSettingsError(name, sentence)
+        if isinstance(error, self._driver.AuthenticationError | self._driver.exceptions.AuthorizationError):
+            return StoreSettingsError(name, "the server refuses this user name and password, or wants one")
+        for known, sentence in _CLASSES.items():
+            if code == known:
+                return StoreUnavailableError(name, sentence)
+        for known, sentence in _SENTENCES.items():
+            if known in words:
+                return StoreUnavailableError(name, sentence)
+        if isinstance(error, self._driver.TimeoutError):
+            return StoreUnavailableError(name, f"no answer from {self.place()} in time")
+        if isinstance(error, self._driver.ConnectionError | OSError):
+            return StoreUnavailableError(name, f"no connection to {self.place()}")
+        return StoreUnavailableError(name, f"the server answers with an error ({code})")
+
+    # what the server is
+
+    def inspect(self) -> Server:
+        """Ask the server for its name, version and the settings that decide whether it loses data."""
+        info = self._repeat(lambda: self.client.info("server"))
+        valkey = info.get("server_name") == "valkey" or "valkey_version" in info
+        name = "Valkey" if valkey else "Redis"
+        version = str(info.get("valkey_version") if valkey else info.get("redis_version", ""))
+        if not valkey and _numbers(version) < OLDEST:
+            raise StoreSettingsError(name, f"version {version} is too old: 6.2 is the oldest that will do")
+        settings = self._settings()
+        self.server = Server(
+            name=name,
+            version=version,
+            appendonly=settings.get("appendonly"),
+            appendfsync=settings.get("appendfsync"),
+            maxmemory=settings.get("maxmemory"),
+            maxmemory_policy=settings.get("maxmemory-policy"),
+        )
+        return self.server
+
+    def _settings(self) -> Mapping[str, str]:
+        """Empty where the server, or who runs it, does not allow to ask."""
+        found: dict[str, str] = {}
+        for name in ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy"):
+            try:
+                answer = self._driver_config(name)
+            except self._driver.ResponseError:
+                return {}
+            found.update(answer)
+        return found
+
+    def _driver_config(self, name: str) -> dict[str, str]:
+        answer: Mapping[str, str] = self.client.config_get(name)
+        return {str(key): str(value) for key, value in answer.items()}
+
+
+_CLASSES = {
+    "ReadOnlyError": _SENTENCES["READONLY"],
+    "OutOfMemoryError": _SENTENCES["OOM"],
+    "BusyLoadingError": _SENTENCES["LOADING"],
+    "ClusterDownError": _SENTENCES["CLUSTERDOWN"],
+    "MasterDownError": _SENTENCES["MASTERDOWN"],
+}
+
+
+def _driver() -> Any:
+    try:
+        import redis
+    except ImportError as error:
+        raise MissingExtraError("the Redis store", "redis") from error
+    return redis
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

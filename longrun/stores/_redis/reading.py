@@ -1,0 +1,290 @@
+"""From stored bytes to a `Loaded`: every checksum is compared, and what is damaged is kept in quarantine (I5).
+
+Place in the life of an execution: claim. The usual case is read in one call; only where something is damaged is the
+rest of an execution read too, and the rule that all stores share (`assemble`) decides what can still be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from longrun.errors import CorruptDataError
+from longrun.logging import get_logger
+from longrun.stored import Boundary, Head, Loaded, Message
+from longrun.stores import rows
+from longrun.stores._redis import format
+from longrun.stores._redis.format import Control, DamagedError
+from longrun.stores._redis.link import Link
+from longrun.stores.assemble import BoundaryRow, Parts, mended
+
+LOADED = 200
+"""Executions in one call, at most."""
+BYTES = 8 << 20
+"""Bytes in one call, about."""
+
+
+class Reader:
+    """Reads executions. Any thread may use it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._log = get_logger(store="redis")
+
+    def load(self, id: str) -> Loaded | None:
+        for _, found in self.loads([id]):
+            if isinstance(found, CorruptDataError):
+                raise found
+            return found
+        return None
+
+    def loads(self, ids: Sequence[str]) -> Iterator[tuple[str, Loaded | CorruptDataError]]:
+        """Those of the executions that are there, in order, a few calls for all of them."""
+        at = 0
+        while at < len(ids):
+            found = self._link.repeated("load", BYTES, "", *ids[at : at + LOADED])
+            for id, raw in zip(ids[at:], found, strict=False):
+                if raw is not None:
+                    yield id, self._loaded(id, raw)
+            at += len(found)
+
+    def _loaded(self, id: str, raw: list[Any]) -> Loaded | CorruptDataError:
+        try:
+            return _sound(id, raw)
+        except DamagedError:
+            (everything,) = self._link.repeated("load", BYTES, "all", id)
+        try:
+            return self._mended(id, everything or raw)
+        except CorruptDataError as error:
+            self._log.warning("store.unreadable", execution=id)
+            return error
+
+    def _mended(self, id: str, raw: list[Any]) -> Loaded:
+        parts, damaged = _parts(id, raw)
+        self.quarantine(id, damaged)
+        if parts is None:
+            raise CorruptDataError(f"execution {id!r}", "its definition does not fit its checksum")
+        seen = max((int(number) for number in raw[5][::2]), default=0)
+        control = _control(id, raw)
+        loaded = mended(parts, max(seen, control.seq)).loaded
+        return loaded
+
+    def quarantine(self, id: str, damaged: Mapping[str, bytes]) -> None:
+        if damaged:
+            flat = [value for part, data in damaged.items() for value in (part, data)]
+            self._link.repeated("quarantine", id, *flat)
+            self._log.warning("store.damaged", execution=id, parts=",".join(damaged))
+
+    # parts of an execution
+
+    def boundaries(self, id: str, after: int, limit: int) -> list[Boundary]:
+        if limit <= 0:
+            return []
+        flat, kept = self._link.repeated("boundaries", id, after, limit)
+        states = {int(number) for number in kept}
+        found: list[Boundary] = []
+        for number, row in format.pairs(flat).items():
+            try:
+                boundary = format.row_from(id, int(number), row)
+            except DamagedError:
+                self.quarantine(id, {f"boundary/{int(number)}": row})
+                continue
+            found.append(boundary if boundary.seq in states else attrs.evolve(boundary, blobs=()))
+        return found
+
+    def checkpoint(self, id: str, seq: int) -> tuple[Boundary, Mapping[str, bytes]] | None:
+        found = self._link.repeated("checkpoint", id, seq)
+        if found is None:
+            return None
+        row, state, flat = found
+        stored = format.pairs(flat)
+        try:
+            boundary = format.row_from(id, seq, row)
+            data = format.unframed(format.state_identity(id, seq), state)
+            blobs = {name: _blob(id, name, stored) for name in boundary.blobs}
+        except DamagedError:
+            self.quarantine(id, {f"boundary/{seq}": row or b"", f"state/{seq}": state})
+            raise CorruptDataError(f"checkpoint {seq} of execution {id!r}", "it does not fit its checksum") from None
+        return attrs.evolve(boundary, data=data), blobs
+
+    def messages(self, id: str) -> list[Message]:
+        found: list[Message] = []
+        flat = self._link.repeated("messages", id)
+        for number, value in format.pairs(flat).items():
+            try:
+                found.append(format.message_from(id, number, value))
+            except DamagedError:
+                self.quarantine(id, {f"message/{number.decode()}": value})
+        return sorted(found, key=_number)
+
+
+def head_or_rest(id: str, control_value: bytes, head_value: bytes | None) -> Head:
+    """A head for a listing: of a damaged one, what its control record tells."""
+    try:
+        control = format.control_from(id, control_value)
+    except (DamagedError, ValueError, KeyError):
+        control = _control_rest(id, head_value)
+    try:
+        return format.head_from(id, control, head_value)
+    except DamagedError:
+        return _bare_head(control)
+
+
+def _sound(id: str, raw: list[Any]) -> Loaded:
+    """The usual case. Raises `DamagedError` if anything at all is wrong."""
+    control_value, head_value, definition, steps, record, flat_rows, flat_states, blobs, entries, messages = raw
+    try:
+        control = format.control_from(id, control_value)
+    except (ValueError, KeyError):
+        raise DamagedError from None
+    found = format.definition_from(id, definition, format.steps_from(id, steps))
+    if record != format.index_record(found) or not flat_states:
+        raise DamagedError
+    kept = [format.row_from(id, int(number), row) for number, row in format.pairs(flat_rows).items()]
+    seq = int(flat_states[0])
+    if not kept or kept[-1].seq != seq or len(kept) * 2 != len(flat_rows):
+        raise DamagedError
+    stored = format.pairs(blobs)
+    data = format.unframed(format.state_identity(id, seq), flat_states[1])
+    waiting = [format.message_from(id, number, value) for number, value in format.pairs(messages).items()]
+    return Loaded(
+        definition=found,
+        head=format.head_from(id, control, head_value),
+        boundary=attrs.evolve(kept[-1], data=data),
+        blobs={name: _blob(id, name, stored) for name in kept[-1].blobs},
+        entries={
+            format.text_of(key): format.unframed(format.entry_identity(id, key), value)
+            for key, value in format.pairs(entries).items()
+        },
+        messages=tuple(sorted(waiting, key=_number)),
+        kept=tuple([(row.seq, row.blobs) for row in kept]),
+    )
+
+
+def _blob(id: str, name: str, stored: Mapping[bytes, bytes]) -> bytes:
+    field = name.encode("utf-8", "surrogatepass")
+    return format.unframed(format.blob_identity(id, field), stored.get(field))
+
+
+def _number(message: Message) -> int:
+    return message.id
+
+
+# damaged executions, in the shape that `assemble` takes
+
+
+def _control(id: str, raw: list[Any]) -> Control:
+    try:
+        return format.control_from(id, raw[0])
+    except (DamagedError, ValueError, KeyError):
+        return _control_rest(id, raw[1])
+
+
+def _control_rest(id: str, head_value: bytes | None) -> Control:
+    from longrun.records import ExecutionState
+
+    return format.control_from_head(id, head_value) or Control(
+        0, 0, 0, False, 0, ExecutionState.RUNNING, "-", None
+    )
+
+
+def _bare_head(control: Control) -> Head:
+    return Head(
+        state=control.state,
+        fence=control.fence,
+        revision=control.revision,
+        owner=control.owner,
+        seq=control.seq,
+        woken=control.woken,
+        crashes=control.crashes,
+        updated=0.0,
+    )
+
+
+def _parts(id: str, raw: list[Any]) -> tuple[Parts | None, dict[str, bytes]]:
+    """What the rule of all stores looks at, each part with a checksum that fits or does not; and what is damaged."""
+    damaged: dict[str, bytes] = {}
+    try:
+        definition = format.definition_from(id, raw[2], format.steps_from(id, raw[3]))
+    except DamagedError:
+        return None, {"definition": raw[2] or b"", "steps": raw[3] or b""}
+    values = rows.definition_values(definition)
+    steps = rows.steps_text(definition.steps)
+    parts = Parts(
+        id=id,
+        definition=values,
+        definition_crc=rows.definition_crc(values),
+        steps=steps,
+        steps_crc=rows.steps_crc(id, steps),
+        head=(),
+        head_crc=None,
+    )
+    _add_head(parts, raw, damaged)
+    _add_boundaries(parts, raw, damaged)
+    _add_values(parts, raw, damaged)
+    _add_messages(parts, raw, damaged)
+    return parts, damaged
+
+
+def _add_head(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> None:
+    try:
+        control = format.control_from(parts.id, raw[0])
+        whole = True
+    except (DamagedError, ValueError, KeyError):
+        control, whole = _control_rest(parts.id, raw[1]), False
+        damaged["control"] = raw[0]
+    try:
+        parts.head = rows.head_values(format.head_from(parts.id, control, raw[1]))
+        parts.head_crc = rows.head_crc(parts.id, parts.head) if whole else None
+    except DamagedError:
+        damaged["head"] = raw[1] or b""
+        parts.head = rows.head_values(attrs.evolve(_bare_head(control), signal=None))
+
+
+def _add_boundaries(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> None:
+    found, states = format.pairs(raw[5]), format.pairs(raw[6])
+    for number in sorted(set(found) | set(states), key=int, reverse=True):
+        seq = int(number)
+        state: bytes | None = states.get(number)
+        fits = state is not None
+        try:
+            state = format.unframed(format.state_identity(parts.id, seq), state)
+        except DamagedError:
+            fits = False
+            damaged[f"state/{seq}"] = state or b""
+        try:
+            boundary = attrs.evolve(format.row_from(parts.id, seq, found.get(number)), data=state)
+        except DamagedError:
+            damaged[f"boundary/{seq}"] = found.get(number, b"")
+            parts.boundaries.append(BoundaryRow([seq, *[None] * 12, state], None, None))
+            continue
+        values = rows.boundary_values(boundary)
+        crc = rows.boundary_crc(parts.id, values)
+        parts.boundaries.append(BoundaryRow(values, crc, rows.state_crc(parts.id, values) if fits else None))
+
+
+def _add_values(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> None:
+    """Blobs and entries."""
+    for kind, flat, into in (("blob", raw[7], parts.blobs), ("entry", raw[8], parts.entries)):
+        identity = format.blob_identity if kind == "blob" else format.entry_identity
+        crc = rows.blob_crc if kind == "blob" else rows.entry_crc
+        for field, value in format.pairs(flat).items():
+            name = format.text_of(field)
+            try:
+                data = format.unframed(identity(parts.id, field), value)
+                into[name] = (crc(parts.id, name, data), data)
+            except DamagedError:
+                damaged[f"{kind}/{name}"] = value
+                into[name] = (None, value)
+
+
+def _add_messages(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> None:
+    for number, value in sorted(format.pairs(raw[9]).items(), key=lambda item: int(item[0])):
+        try:
+            values = rows.message_values(format.message_from(parts.id, number, value))
+            parts.messages.append((values, rows.message_crc(parts.id, values)))
+        except DamagedError:
+            damaged[f"message/{number.decode()}"] = value
+            parts.messages.append(([int(number), *[None] * 6], None))

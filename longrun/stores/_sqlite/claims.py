@@ -1,0 +1,111 @@
+"""A claim: find what is due, load it, and write down its new owner, all in one transaction.
+
+Place in the life of an execution: claim. What is found damaged is copied to the quarantine here, and mended.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+import attrs
+
+from longrun.errors import CorruptDataError
+from longrun.records import ExecutionState
+from longrun.stored import Claim, Loaded
+from longrun.stores import rows
+from longrun.stores._sqlite import pack, sql
+from longrun.stores._sqlite.load import Found, load_all
+from longrun.stores.assemble import Assembled
+
+_STARTED = frozenset({ExecutionState.RUNNING, ExecutionState.RESUMING})
+
+
+def give(connection: sqlite3.Connection, claim: Claim, now: float) -> list[Loaded]:
+    """What cannot be read at all is left out: it stays as it is, and `load` says why."""
+    given: list[Loaded] = []
+    updates = []
+    for found in load_all(connection, _candidates(connection, claim)):
+        if isinstance(found.assembled, CorruptDataError):
+            continue
+        if found.assembled.damaged:
+            repair(connection, found, now)
+        loaded = _owned(found.assembled, claim.owner)
+        given.append(loaded)
+        updates.append(_update(found, loaded))
+    connection.executemany(sql.SAVE_HEAD, [head for head, _ in updates])
+    connection.executemany(sql.MOVE, [place for _, place in updates])
+    return given
+
+
+def repair(connection: sqlite3.Connection, found: Found, now: float, *, copy_only: bool = False) -> None:
+    """Copy every damaged row to the quarantine; then take out of the way what would be found again."""
+    assert isinstance(found.assembled, Assembled)
+    for damaged in found.assembled.damaged:
+        connection.execute(sql.QUARANTINE, (found.id, damaged.part, now, damaged.content))
+        if copy_only:
+            continue
+        kind, _, name = damaged.part.partition("/")
+        if kind in ("boundary", "state"):
+            connection.execute(sql.STRIP_ONE, (found.key, int(name)))
+        elif kind == "message":
+            connection.execute(sql.DROP_MESSAGE, (found.key, int(name)))
+    if found.assembled.entries_dropped and not copy_only:
+        connection.execute(sql.CLEAR_ENTRIES, (found.key,))
+
+
+def _owned(assembled: Assembled, owner: str) -> Loaded:
+    head = assembled.loaded.head
+    crashed = head.owner not in (None, owner) and head.state in _STARTED
+    head = attrs.evolve(head, fence=head.fence + 1, owner=owner, woken=False, crashes=head.crashes + crashed)
+    return attrs.evolve(assembled.loaded, head=head)
+
+
+def _update(found: Found, loaded: Loaded) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """For `SAVE_HEAD` and for `MOVE`."""
+    head, state = loaded.head, loaded.head.state.value
+    text = pack.head_text(head)
+    crc = pack.head_crc(found.id, state, head.fence, head.revision, head.owner, text)
+    wake = rows.wake_at(head)
+    wake = None if wake is None else max(0.0, wake)
+    place = state, head.fence, head.owner, head.ended, head.woken, len(loaded.messages), found.last_message, wake
+    return (head.revision, found.kept, text, crc, found.key), (*place, found.key)
+
+
+def _candidates(connection: sqlite3.Connection, claim: Claim) -> list[int]:
+    values: dict[str, Any] = {
+        "states": json.dumps([state.value for state in claim.states]),
+        "owners": json.dumps([claim.owner, *claim.dead]),
+        "now": max(0.0, claim.now),
+        "limit": claim.limit,
+    }
+    narrow = [sql.NARROW_STATES]
+    if claim.workflows is not None:
+        narrow.append(sql.NARROW_WORKFLOWS)
+        values["workflows"] = json.dumps([*claim.workflows])
+    if claim.queues is not None:
+        narrow.append(sql.NARROW_QUEUES)
+        values["queues"] = json.dumps([*claim.queues])
+    parts = []
+    for n, start in enumerate(_starts(claim, values)):
+        parts.append(f"SELECT * FROM ({' AND '.join([start, *narrow])} {sql.CLAIM_ORDER}) AS part{n}")
+    if not parts:
+        return []
+    statement = f"SELECT key FROM ({' UNION ALL '.join(parts)}) {sql.CLAIM_ORDER}"
+    return [key for (key,) in connection.execute(statement, values)]
+
+
+def _starts(claim: Claim, values: dict[str, Any]) -> list[str]:
+    """The kinds of candidates, each a select over an index of its own."""
+    if claim.ids is not None:
+        values["ids"] = json.dumps(claim.ids)
+        return [sql.CLAIM_IDS]
+    if claim.queues is None:
+        ready = [sql.CLAIM_READY]
+    else:
+        ready = []
+        for n, queue in enumerate(sorted(claim.queues)):
+            values[f"queue{n}"] = queue
+            ready.append(sql.CLAIM_READY_QUEUE.format(n=n))
+    return [*ready, sql.CLAIM_TIMED, sql.CLAIM_OWNED]

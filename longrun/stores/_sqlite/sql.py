@@ -1,0 +1,271 @@
+"""Every SQL statement of the SQLite store, by name. Values are always bound; no name ever comes from outside.
+
+Place in the life of an execution: claim, checkpoint, finish.
+
+An execution has a number (`key`) that the other tables refer to: a short key keeps their indexes small. `boundary` is
+filled in the order of time and found through a narrow index, so that a batch of a thousand executions dirties a few
+dozen pages and not a thousand. `head` holds what every step writes, and no index; what indexes hold stands in
+`execution`, and is only written when it changes.
+"""
+
+from __future__ import annotations
+
+from longrun.stores.rows import DEFINITION_COLUMNS, MESSAGE_COLUMNS
+
+APPLICATION_ID = 0x6C6F6E67
+"""Marks a database file as longrun's own (`PRAGMA application_id`): "long" in ASCII."""
+
+SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO meta VALUES ('changes', 0);
+
+CREATE TABLE execution (
+    key INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    workflow TEXT NOT NULL,
+    version TEXT NOT NULL,
+    total INTEGER NOT NULL,
+    queue TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    metadata TEXT NOT NULL,
+    parent_id TEXT,
+    created REAL NOT NULL,
+    definition_crc INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    fence INTEGER NOT NULL,
+    owner TEXT,
+    ended REAL,
+    woken INTEGER NOT NULL,
+    messages INTEGER NOT NULL,     -- how many wait
+    last_message INTEGER NOT NULL,
+    wake REAL                      -- from when on it may be claimed: 0 at once, NULL never by itself
+);
+CREATE INDEX execution_created ON execution (created, id);
+CREATE INDEX execution_state ON execution (state, created, id);
+CREATE INDEX execution_workflow ON execution (workflow, created, id);
+CREATE INDEX execution_queue ON execution (queue, created, id);
+CREATE INDEX execution_parent ON execution (parent_id, created, id) WHERE parent_id IS NOT NULL;
+CREATE INDEX execution_ended ON execution (ended) WHERE ended IS NOT NULL;
+CREATE INDEX execution_owner ON execution (owner, state) WHERE owner IS NOT NULL;
+CREATE INDEX execution_mail ON execution (owner) WHERE messages > 0;
+CREATE INDEX execution_ready ON execution (priority DESC, created, id) WHERE owner IS NULL AND wake = 0;
+CREATE INDEX execution_ready_queue ON execution (queue, priority DESC, created, id) WHERE owner IS NULL AND wake = 0;
+CREATE INDEX execution_timed ON execution (wake) WHERE owner IS NULL AND wake > 0;
+
+CREATE TABLE steps (execution INTEGER PRIMARY KEY, names TEXT NOT NULL, crc INTEGER NOT NULL);
+
+CREATE TABLE head (
+    execution INTEGER PRIMARY KEY,
+    revision INTEGER NOT NULL,
+    kept INTEGER NOT NULL,         -- no boundary before this number has its state
+    rest TEXT NOT NULL,            -- the other fields, as a JSON list: see pack.py
+    crc INTEGER NOT NULL           -- of all of the head, with what stands in `execution`
+);
+
+CREATE TABLE boundary (
+    number INTEGER PRIMARY KEY,
+    execution INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    rest TEXT NOT NULL,            -- the other fields, as a JSON list: see pack.py
+    crc INTEGER NOT NULL,
+    state_crc INTEGER,
+    blobs TEXT,
+    data BLOB
+);
+CREATE UNIQUE INDEX boundary_seq ON boundary (execution, seq);
+
+CREATE TABLE blob (
+    execution INTEGER NOT NULL, name TEXT NOT NULL, crc INTEGER NOT NULL, data BLOB NOT NULL
+);
+CREATE UNIQUE INDEX blob_name ON blob (execution, name);
+
+CREATE TABLE entry (
+    execution INTEGER NOT NULL, key TEXT NOT NULL, crc INTEGER NOT NULL, data BLOB NOT NULL
+);
+CREATE UNIQUE INDEX entry_key ON entry (execution, key);
+
+CREATE TABLE message (
+    execution INTEGER NOT NULL,
+    id INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    name TEXT,
+    key TEXT,
+    payload BLOB,
+    options TEXT,
+    sent REAL NOT NULL,
+    crc INTEGER NOT NULL,
+    taken INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (execution, id)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX message_key ON message (execution, key) WHERE key IS NOT NULL;
+CREATE INDEX message_taken ON message (execution, id) WHERE taken = 1;
+
+CREATE TABLE owner (
+    id TEXT PRIMARY KEY, life TEXT NOT NULL, workflows TEXT NOT NULL, queues TEXT NOT NULL, expires REAL NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE quarantine (
+    number INTEGER PRIMARY KEY,
+    execution TEXT NOT NULL,
+    part TEXT NOT NULL,
+    found REAL NOT NULL,
+    content TEXT NOT NULL,
+    UNIQUE (execution, part, content)
+);
+"""
+
+DEFINITION = ", ".join(DEFINITION_COLUMNS)
+MESSAGE = ", ".join(MESSAGE_COLUMNS)
+
+# the writer
+
+KNOWN = """
+SELECT id, key, fence, revision, state, owner, ended, woken, wake, kept, messages, last_message
+FROM execution JOIN head ON head.execution = execution.key
+WHERE id IN (SELECT value FROM json_each(?))
+"""
+LAST_KEY = "SELECT coalesce(max(key), 0) FROM execution"
+CREATE = f"""
+INSERT INTO execution
+    (key, {DEFINITION}, definition_crc, state, fence, owner, ended, woken, messages, last_message, wake)
+VALUES ({", ".join("?" * (10 + len(DEFINITION_COLUMNS)))})
+"""
+CREATE_HEAD = "INSERT INTO head (revision, kept, rest, crc, execution) VALUES (?, ?, ?, ?, ?)"
+ADD_STEPS = "INSERT INTO steps (execution, names, crc) VALUES (?, ?, ?)"
+SAVE_HEAD = "UPDATE head SET revision = ?, kept = ?, rest = ?, crc = ? WHERE execution = ?"
+MOVE = """
+UPDATE execution
+SET state = ?, fence = ?, owner = ?, ended = ?, woken = ?, messages = ?, last_message = ?, wake = ?
+WHERE key = ?
+"""
+ADD_BOUNDARY = """
+INSERT INTO boundary (execution, seq, rest, crc, state_crc, blobs, data) VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+REPLACE_BOUNDARY = ADD_BOUNDARY.replace("INSERT", "INSERT OR REPLACE")
+STRIP = """
+UPDATE boundary SET data = NULL, blobs = NULL, state_crc = NULL
+WHERE execution = ? AND seq >= ? AND seq < ? AND data IS NOT NULL
+"""
+ADD_BLOB = "INSERT OR REPLACE INTO blob (execution, name, crc, data) VALUES (?, ?, ?, ?)"
+DROP_BLOB = "DELETE FROM blob WHERE execution = ? AND name = ?"
+ADD_ENTRY = "INSERT OR REPLACE INTO entry (execution, key, crc, data) VALUES (?, ?, ?, ?)"
+DROP_ENTRY = "DELETE FROM entry WHERE execution = ? AND key = ?"
+CLEAR_ENTRIES = "DELETE FROM entry WHERE execution = ?"
+
+ADD_MESSAGE = f"""
+INSERT INTO message (execution, {MESSAGE}, crc) VALUES ({", ".join("?" * (2 + len(MESSAGE_COLUMNS)))})
+"""
+MESSAGE_OF_KEY = "SELECT id FROM message WHERE execution = ? AND key = ?"
+TAKE_KEYED = """
+UPDATE message SET taken = 1, payload = NULL, options = NULL
+WHERE execution = ? AND id = ? AND key IS NOT NULL AND taken = 0
+"""
+TAKE_PLAIN = "DELETE FROM message WHERE execution = ? AND id = ? AND key IS NULL"
+TAKE_ALL_KEYED = """
+UPDATE message SET taken = 1, payload = NULL, options = NULL
+WHERE execution = ? AND key IS NOT NULL AND taken = 0
+"""
+TAKE_ALL_PLAIN = "DELETE FROM message WHERE execution = ? AND key IS NULL"
+FORGET_KEYS = """
+DELETE FROM message WHERE execution = ? AND taken = 1 AND id <= (
+    SELECT id FROM message WHERE execution = ? AND taken = 1 ORDER BY id DESC LIMIT 1 OFFSET ?)
+"""
+ANNOUNCE = "UPDATE meta SET value = value + 1 WHERE name = 'changes'"
+CHANGES = "SELECT value FROM meta WHERE name = 'changes'"
+
+FINISHED = """
+SELECT id, key FROM execution
+WHERE id IN (SELECT value FROM json_each(?)) AND state IN ('completed', 'failed', 'cancelled')
+"""
+DELETE = tuple(
+    f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
+    for table, column in (
+        ("boundary", "execution"),
+        ("blob", "execution"),
+        ("entry", "execution"),
+        ("message", "execution"),
+        ("steps", "execution"),
+        ("head", "execution"),
+        ("execution", "key"),
+    )
+)
+
+REGISTER = "INSERT OR REPLACE INTO owner (id, life, workflows, queues, expires) VALUES (?, ?, ?, ?, ?)"
+RENEW = "UPDATE owner SET expires = ? WHERE id = ?"
+UNREGISTER = "DELETE FROM owner WHERE id = ?"
+
+# claims: each part finds the keys of one kind of candidate
+
+NARROW_STATES = "+state IN (SELECT value FROM json_each(:states))"
+NARROW_WORKFLOWS = "+workflow IN (SELECT value FROM json_each(:workflows))"
+NARROW_QUEUES = "+queue IN (SELECT value FROM json_each(:queues))"
+CANDIDATE = "SELECT key, priority, created, id FROM execution WHERE"
+CLAIM_IDS = f"""
+{CANDIDATE} id IN (SELECT value FROM json_each(:ids))
+AND (owner IS NULL OR owner IN (SELECT value FROM json_each(:owners)))
+"""
+CLAIM_READY = f"{CANDIDATE} owner IS NULL AND wake = 0"
+CLAIM_READY_QUEUE = f"{CANDIDATE} owner IS NULL AND wake = 0 AND queue = :queue{{n}}"
+"""With the number of the queue put in, one select for each."""
+CLAIM_TIMED = f"{CANDIDATE} owner IS NULL AND wake > 0 AND wake <= :now"
+CLAIM_OWNED = f"{CANDIDATE} owner IN (SELECT value FROM json_each(:owners)) AND wake <= :now"
+CLAIM_ORDER = "ORDER BY priority DESC, created, id LIMIT :limit"
+
+# loading: the keys are a JSON list
+
+LOAD_KEY = "SELECT key FROM execution WHERE id = ?"
+LOAD_HEADS = f"""
+SELECT key, definition_crc, names, steps.crc, {DEFINITION}, state, fence, revision, owner, woken, rest, head.crc,
+    kept, last_message
+FROM execution LEFT JOIN head ON head.execution = key LEFT JOIN steps ON steps.execution = key
+WHERE key IN (SELECT value FROM json_each(?))
+"""
+LOAD_KEPT = """
+SELECT b.execution, b.number, b.seq, b.blobs, b.data IS NOT NULL
+FROM head JOIN boundary AS b ON b.execution = head.execution AND b.seq >= kept
+WHERE head.execution IN (SELECT value FROM json_each(?)) ORDER BY b.execution, b.seq
+"""
+LOAD_BOUNDARIES = """
+SELECT execution, seq, rest, crc, state_crc, blobs, data FROM boundary
+WHERE number IN (SELECT value FROM json_each(?))
+"""
+LOAD_BLOBS = """
+SELECT b.execution, b.name, b.crc, b.data FROM json_each(?) AS wanted
+JOIN blob AS b ON b.execution = json_extract(wanted.value, '$[0]') AND b.name = json_extract(wanted.value, '$[1]')
+"""
+LOAD_ENTRIES = "SELECT execution, key, crc, data FROM entry WHERE execution IN (SELECT value FROM json_each(?))"
+LOAD_MESSAGES = f"""
+SELECT execution, crc, {MESSAGE} FROM message
+WHERE execution IN (SELECT value FROM json_each(?)) AND taken = 0 ORDER BY execution, id
+"""
+ALL_BOUNDARIES = """
+SELECT seq, rest, crc, state_crc, blobs, data FROM boundary WHERE execution = ? ORDER BY seq DESC
+"""
+ALL_BLOBS = "SELECT name, crc, data FROM blob WHERE execution = ?"
+STRIP_ONE = "UPDATE boundary SET data = NULL, blobs = NULL, state_crc = NULL WHERE execution = ? AND seq = ?"
+DROP_MESSAGE = "DELETE FROM message WHERE execution = ? AND id = ?"
+QUARANTINE = "INSERT OR IGNORE INTO quarantine (execution, part, found, content) VALUES (?, ?, ?, ?)"
+
+# the other readers
+
+LISTED = f"{DEFINITION}, state, fence, revision, owner, woken, rest"
+LISTING = "execution JOIN head ON head.execution = key"
+BOUNDARIES = """
+SELECT seq, rest, boundary.crc, blobs FROM execution JOIN boundary ON boundary.execution = key
+WHERE id = ? AND seq > ? ORDER BY seq LIMIT ?
+"""
+CHECKPOINT = """
+SELECT key, seq, rest, boundary.crc, state_crc, blobs, data
+FROM execution JOIN boundary ON boundary.execution = key
+WHERE id = ? AND seq = ? AND data IS NOT NULL
+"""
+PENDING = "SELECT id FROM execution WHERE owner = ? AND messages > 0"
+OWNERS = "SELECT id, life, workflows, queues, expires FROM owner ORDER BY id"
+READY_NOW = "SELECT 1 FROM execution WHERE owner IS NULL AND wake = 0 LIMIT 1"
+NEXT_TIMED = "SELECT min(wake) FROM execution WHERE owner IS NULL AND wake > 0"
+SIZE = """
+SELECT (SELECT coalesce(sum(length(data)), 0) FROM boundary WHERE execution = key AND seq >= kept)
+    + (SELECT coalesce(sum(length(data)), 0) FROM blob WHERE execution = execution.key)
+    + (SELECT coalesce(sum(length(data)), 0) FROM entry WHERE execution = execution.key)
+FROM execution JOIN head ON head.execution = key WHERE id = ?
+"""

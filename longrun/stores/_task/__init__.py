@@ -1,0 +1,1 @@
+"""The parts of the task store, which is `longrun.stores.task`."""

@@ -1,0 +1,208 @@
+-- A batch of writes, in order. Answers only what the caller cannot foresee, as "<place>=<code>" joined by spaces:
+--   x the id is taken    n no such execution    l another fence    w<revision> a write before it is missing
+--   m<number> the message's number    f too many messages    d a record that cannot be read
+-- ARGV: name of the caller, number of the call or "" (only saves: they are comparisons), milliseconds that what is
+-- finished is kept or "", then the writes: kind, number of arguments, arguments.
+
+local caller, number, ttl = ARGV[1], ARGV[2], ARGV[3]
+local KEYS_REMEMBERED = 1024
+local notable = false
+
+local function strip(id, from)
+  local states = base .. 's:' .. id
+  for _, seq in ipairs(call('HKEYS', states)) do
+    if (tonumber(seq) or from) < from then call('HDEL', states, seq) end
+  end
+end
+
+-- Each of these reads one list from ARGV[at] on, its length first, and returns where the next one begins.
+local function put_pairs(key, at)
+  local count = tonumber(ARGV[at])
+  for n = at + 1, at + 2 * count, 2 do call('HSET', key, ARGV[n], ARGV[n + 1]) end
+  return at + 2 * count + 1
+end
+
+local function remove_each(key, at)
+  local count = tonumber(ARGV[at])
+  for n = at + 1, at + count do call('HDEL', key, ARGV[n]) end
+  return at + count + 1, count
+end
+
+local function put_boundaries(id, at)
+  local count = tonumber(ARGV[at])
+  for n = at + 1, at + 3 * count, 3 do
+    call('HSET', base .. 'b:' .. id, ARGV[n], ARGV[n + 1])
+    if ARGV[n + 2] ~= '' then call('HSET', base .. 's:' .. id, ARGV[n], ARGV[n + 2]) end
+  end
+  return at + 3 * count + 1
+end
+
+-- Everything of a save but its head, control and one plain boundary.
+-- From ARGV[at] on: keep_from or "", clear, boundaries, blobs, drop, put, take, drop_blobs.
+local function apply_rest(id, at, owner)
+  local keep, clear = ARGV[at], ARGV[at + 1]
+  at = put_boundaries(id, at + 2)
+  at = put_pairs(base .. 'o:' .. id, at)
+  if clear == '1' then call('DEL', base .. 'e:' .. id) end
+  at = remove_each(base .. 'e:' .. id, at)
+  at = put_pairs(base .. 'e:' .. id, at)
+  local taken
+  at, taken = remove_each(base .. 'm:' .. id, at)
+  if taken > 0 and owner ~= '-' and call('EXISTS', base .. 'm:' .. id) == 0 then
+    call('SREM', base .. 'i:mail:' .. owner, id)
+  end
+  if keep ~= '' then strip(id, tonumber(keep)) end
+  remove_each(base .. 'o:' .. id, at)
+end
+
+-- The state, the owner or the moment to wake changed: so do the indexes.
+local function reindex(id, f, woken, state, wake, owner, ended, new)
+  local new_woken, new_state, new_wake, new_owner = new[5], new[8], new[9], new[10]
+  if new_state == 'completed' or new_state == 'cancelled' then
+    if owner ~= '-' then call('SREM', base .. 'i:mail:' .. owner, id) end
+    call('DEL', base .. 'e:' .. id, base .. 'm:' .. id)
+  elseif new_owner == '-' and new_woken == '0' and not FINISHED[new_state] and
+      call('EXISTS', base .. 'm:' .. id) == 1 then
+    new_woken = '1'
+    local control = sealed(id, table.concat({ new[2], new[3], new[4], '1', new[6], new[7] }, ' '))
+    call('HSET', base .. 'x:' .. id, 'c', control)
+  end
+  move(id, f, state, wake, owner, woken, new_state, new_wake, new_owner, new_woken)
+  if FINISHED[new_state] then
+    if ended ~= '' then call('ZADD', base .. 'i:ended', ended, id) end
+    if ttl ~= '' then expire(id, f, new_state, ttl) end
+  end
+  notable = true
+end
+
+local function compare(id, fence, revision)
+  local old = call('HGET', base .. 'x:' .. id, 'c')
+  if not old then return 'n' end
+  local _, old_fence, old_revision, _, woken, _, rest, state, wake, owner = match(old, CONTROL)
+  if not old_fence then return 'd' end
+  if old_fence ~= fence then return 'l' end
+  local behind = tonumber(revision) - tonumber(old_revision)
+  if behind <= 0 then return '' end
+  if behind > 1 then return 'w' .. old_revision end
+  return nil, woken, rest, state, wake, owner
+end
+
+-- The common step: a head and one boundary with its state. ARGV: id, control, head, seq, row, state, keep_from.
+local function save_step(at)
+  local id, control = ARGV[at], ARGV[at + 1]
+  local new = { match(control, CONTROL) }
+  local refusal, woken, rest, state, wake, owner = compare(id, new[2], new[3])
+  if refusal then return refusal end
+  local f = (rest ~= new[7] or woken ~= new[5] or owner == '-') and facts_of(id)
+  call('HSET', base .. 'x:' .. id, 'c', control, 'h', ARGV[at + 2])
+  call('HSET', base .. 'b:' .. id, ARGV[at + 3], ARGV[at + 4])
+  call('HSET', base .. 's:' .. id, ARGV[at + 3], ARGV[at + 5])
+  if ARGV[at + 6] ~= '' then strip(id, tonumber(ARGV[at + 6])) end
+  if f then reindex(id, f, woken, state, wake, owner, '', new) end
+  return ''
+end
+
+-- Any other save. ARGV: id, control, head, ended or "", then what `apply_rest` takes.
+local function save(at)
+  local id, control, ended = ARGV[at], ARGV[at + 1], ARGV[at + 3]
+  local new = { match(control, CONTROL) }
+  local refusal, woken, rest, state, wake, owner = compare(id, new[2], new[3])
+  if refusal then return refusal end
+  local f = (rest ~= new[7] or woken ~= new[5] or owner == '-' or FINISHED[new[8]]) and facts_of(id)
+  call('HSET', base .. 'x:' .. id, 'c', control, 'h', ARGV[at + 2])
+  apply_rest(id, at + 4, owner)
+  if f then reindex(id, f, woken, state, wake, owner, ended, new) end
+  return ''
+end
+
+-- ARGV: id, control, head, ended or "", definition, step names, index record, boundaries, blobs.
+local function create(at)
+  local id, control = ARGV[at], ARGV[at + 1]
+  local x = base .. 'x:' .. id
+  if call('EXISTS', x) == 1 then return 'x' end
+  local f = facts(ARGV[at + 6])
+  local new = { match(control, CONTROL) }
+  call('HSET', x, 'c', control, 'h', ARGV[at + 2], 'd', ARGV[at + 4], 't', ARGV[at + 5], 'g', f.text)
+  put_pairs(base .. 'o:' .. id, put_boundaries(id, at + 7))
+  enter_listing(id, f, new[8])
+  enter_claims(id, f, new[8], new[9], new[10], new[5])
+  if f.parent ~= '-' then call('ZADD', base .. 'i:child:' .. f.parent, f.created, id) end
+  if FINISHED[new[8]] then
+    if ARGV[at + 3] ~= '' then call('ZADD', base .. 'i:ended', ARGV[at + 3], id) end
+    if ttl ~= '' then expire(id, f, new[8], ttl) end
+  end
+  notable = true
+  return ''
+end
+
+local function remember_key(id, key, message)
+  local keys = base .. 'k:' .. id
+  call('ZADD', keys, message, key)
+  local over = call('ZCARD', keys) - KEYS_REMEMBERED - call('HLEN', base .. 'm:' .. id)
+  if over > 0 then call('ZREMRANGEBYRANK', keys, 0, over - 1) end
+end
+
+local function rouse(id, f, part)
+  local control = sealed(id, table.concat({ part[2], part[3], part[4], '1', part[6], part[7] }, ' '))
+  call('HSET', base .. 'x:' .. id, 'c', control)
+  move(id, f, part[8], part[9], part[10], '0', part[8], part[9], part[10], '1')
+end
+
+-- ARGV: id, limit, "=" and key or "", message, of which the first 8 bytes are the checksum of the rest.
+local function send(at)
+  local id, limit, key, message = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3]
+  local x, messages = base .. 'x:' .. id, base .. 'm:' .. id
+  local control = call('HGET', x, 'c')
+  if not control then return 'n' end
+  local part = { match(control, CONTROL) }
+  if not part[1] then return 'd' end
+  if key ~= '' then
+    local seen = call('ZSCORE', base .. 'k:' .. id, key)
+    if seen then return 'm' .. seen end
+  end
+  if call('HLEN', messages) >= limit then return 'f' end
+  local sleeps = part[10] == '-' and part[5] == '0' and not FINISHED[part[8]]
+  local f = sleeps and facts_of(id)
+  local count = call('HINCRBY', x, 'm', 1)
+  local check = sub(redis.sha1hex(id .. '\0' .. count .. '\0' .. sub(message, 1, 8)), 1, 8)
+  call('HSET', messages, count, check .. message)
+  if key ~= '' then remember_key(id, key, count) end
+  local left = call('PTTL', x)
+  if left > 0 then
+    call('PEXPIRE', messages, left)
+    call('PEXPIRE', base .. 'k:' .. id, left)
+  end
+  if part[10] ~= '-' then
+    call('SADD', base .. 'i:mail:' .. part[10], id)
+  elseif f then
+    rouse(id, f, part)
+  end
+  notable = true
+  return 'm' .. count
+end
+
+-- A record that somebody else broke refuses its own write; what the server refuses, it refuses for all of them.
+local function attempt(write, at)
+  local ok, answer = pcall(write, at)
+  if ok then return answer end
+  local text = type(answer) == 'table' and answer.err or tostring(answer)
+  if string.find(text, 'WRONGTYPE', 1, true) or string.find(text, 'DAMAGED', 1, true) then return 'd' end
+  error(answer, 0)
+end
+
+if number ~= '' then
+  local answered = recall(caller, number)
+  if answered then return answered end
+end
+local writes = { S = save_step, s = save, c = create, m = send }
+local answers, place, at = {}, 0, 4
+while ARGV[at] do
+  local answer = attempt(writes[ARGV[at]], at + 2)
+  if answer ~= '' then answers[#answers + 1] = place .. '=' .. answer end
+  place = place + 1
+  at = at + 2 + tonumber(ARGV[at + 1])
+end
+local reply = table.concat(answers, ' ')
+if number ~= '' then remember(caller, number, reply) end
+if notable then call('PUBLISH', base .. 'changes', caller) end
+return reply

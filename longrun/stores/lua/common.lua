@@ -1,0 +1,176 @@
+-- What every script shares: the names of keys, the control record, and the indexes that follow from it.
+-- This text comes before each script. No script is ever built from a value: values come in ARGV alone.
+--
+-- KEYS[1] is "{prefix}:"; the braces keep all keys of a store in one slot of a cluster. Of one execution:
+--   x:<id>  hash: c control, h head, d definition, t step names, g what the indexes need, m number of the last message
+--   b:<id>  hash: number of a boundary -> its row          s:<id>  hash: number of a boundary -> its state
+--   o:<id>  hash: blobs    e:<id>  hash: entries    m:<id>  hash: messages    k:<id>  sorted set: keys of messages
+-- The control record is the part of a head that the server itself reads and changes, as text:
+--   <check> <fence> <revision> <crashes> <woken> <seq> <state> <wake> <owner>
+-- <check> are 8 digits of a SHA-1 over id and text, since a script has no CRC; <wake> is a moment, or "-" for never by
+-- itself; <owner> is "-" for nobody, otherwise "=" and the name.
+
+local base = KEYS[1]
+local call = redis.call
+local match, sub, byte = string.match, string.sub, string.byte
+
+local CONTROL = '^(%x%x%x%x%x%x%x%x) (%d+) (%d+) (%d+) ([01]) (%d+) ((%a+) (%S+) (.*))$'
+local NEEDS_DUE = { initialized = true, waiting = true, resuming = true }
+local FINISHED = { completed = true, failed = true, cancelled = true }
+local PARTS = { 'x:', 'b:', 's:', 'o:', 'e:', 'm:', 'k:' }
+local SWEEP = 200
+
+local function sealed(id, text)
+  return sub(redis.sha1hex(id .. '\0' .. text), 1, 8) .. ' ' .. text
+end
+
+-- Bytes decide, not the collation of the server's locale, which is what `<` would ask.
+local function precedes(a, b)
+  local shorter = math.min(#a, #b)
+  for n = 1, shorter do
+    local x, y = byte(a, n), byte(b, n)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
+-- What the indexes need to know of an execution and what never changes.
+local function facts(text)
+  if not text then return nil end
+  local rank, created, queue, flow, parent = match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
+  return rank and { text = text, rank = rank, created = created, queue = queue, flow = flow, parent = parent }
+end
+
+local function facts_of(id)
+  local found = facts(call('HGET', base .. 'x:' .. id, 'g'))
+  if not found then error('DAMAGED the index record of an execution') end
+  return found
+end
+
+-- From when on one that nobody owns may be claimed as due; "-" for never by itself.
+local function due_at(state, wake, woken)
+  if state == 'running' then return '0' end
+  if not NEEDS_DUE[state] then return '-' end
+  if woken == '1' then return '0' end
+  return wake
+end
+
+local function ready_key(state, f)
+  return state .. ' ' .. f.queue .. ' ' .. f.flow
+end
+
+local function add_ready(id, f, state)
+  local group = ready_key(state, f)
+  call('ZADD', base .. 'i:ready:' .. group, 0, f.rank .. id)
+  call('SADD', base .. 'i:groups', group)
+end
+
+local function remove_ready(id, f, state)
+  local group = ready_key(state, f)
+  local ready = base .. 'i:ready:' .. group
+  if call('ZREM', ready, f.rank .. id) == 1 and call('EXISTS', ready) == 0 then
+    call('SREM', base .. 'i:groups', group)
+  end
+end
+
+local function enter_claims(id, f, state, wake, owner, woken)
+  if owner ~= '-' then
+    call('ZADD', base .. 'i:owned:' .. state .. ':' .. owner, 0, f.rank .. id)
+    return
+  end
+  local due = due_at(state, wake, woken)
+  if due == '-' then return end
+  call('ZADD', base .. 'i:due', due, id)
+  if due == '0' then
+    add_ready(id, f, state)
+  else
+    call('ZADD', base .. 'i:timed', due, id)
+  end
+end
+
+local function leave_claims(id, f, state, wake, owner, woken)
+  if owner ~= '-' then
+    call('ZREM', base .. 'i:owned:' .. state .. ':' .. owner, f.rank .. id)
+  elseif due_at(state, wake, woken) ~= '-' then
+    call('ZREM', base .. 'i:due', id)
+    call('ZREM', base .. 'i:timed', id)
+    remove_ready(id, f, state)
+  end
+end
+
+local function enter_listing(id, f, state)
+  call('ZADD', base .. 'i:state:' .. state, f.created, id)
+  call('ZADD', base .. 'i:flow:' .. state .. ':' .. f.flow, f.created, id)
+  call('ZADD', base .. 'i:queue:' .. state .. ':' .. f.queue, f.created, id)
+end
+
+local function leave_listing(id, f, state)
+  call('ZREM', base .. 'i:state:' .. state, id)
+  call('ZREM', base .. 'i:flow:' .. state .. ':' .. f.flow, id)
+  call('ZREM', base .. 'i:queue:' .. state .. ':' .. f.queue, id)
+  if FINISHED[state] then call('ZREM', base .. 'i:ended', id) end
+end
+
+local function gone_member(id, f, state)
+  return state .. ' ' .. id .. ' ' .. f.text
+end
+
+-- All keys of a finished execution expire at one moment; the indexes are swept after it.
+local function expire(id, f, state, ttl)
+  local time = call('TIME')
+  local at = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000) + tonumber(ttl))
+  for _, part in ipairs(PARTS) do call('PEXPIREAT', base .. part .. id, at) end
+  call('ZADD', base .. 'i:gone', at, gone_member(id, f, state))
+end
+
+local function persist(id, f, state)
+  for _, part in ipairs(PARTS) do call('PERSIST', base .. part .. id) end
+  call('ZREM', base .. 'i:gone', gone_member(id, f, state))
+end
+
+-- Remove what expired from the indexes, a bounded number at a time.
+local function sweep()
+  local gone = base .. 'i:gone'
+  if call('EXISTS', gone) == 0 then return end
+  local time = call('TIME')
+  local now = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+  for _, member in ipairs(call('ZRANGEBYSCORE', gone, '-inf', now, 'LIMIT', 0, SWEEP)) do
+    local state, id, text = match(member, '^(%a+) (%S+) (.*)$')
+    local f = facts(text)
+    if f and call('EXISTS', base .. 'x:' .. id) == 0 then
+      leave_listing(id, f, state)
+      if f.parent ~= '-' then call('ZREM', base .. 'i:child:' .. f.parent, id) end
+    end
+    call('ZREM', gone, member)
+  end
+end
+
+-- Change the indexes from what an execution was to what it is now.
+local function move(id, f, state, wake, owner, woken, new_state, new_wake, new_owner, new_woken)
+  leave_claims(id, f, state, wake, owner, woken)
+  enter_claims(id, f, new_state, new_wake, new_owner, new_woken)
+  if state ~= new_state then
+    leave_listing(id, f, state)
+    enter_listing(id, f, new_state)
+    if FINISHED[state] then persist(id, f, state) end
+  end
+  if owner ~= new_owner and call('EXISTS', base .. 'm:' .. id) == 1 then
+    if owner ~= '-' then call('SREM', base .. 'i:mail:' .. owner, id) end
+    if new_owner ~= '-' then call('SADD', base .. 'i:mail:' .. new_owner, id) end
+  end
+end
+
+-- A call that is not a comparison by itself carries a number that grows, and its answer is remembered until the next
+-- one: a repetition after a lost answer gets the same answer, and one that comes late changes nothing.
+local function recall(name, number)
+  local last = call('GET', base .. 'last:' .. name)
+  if not last then return nil end
+  local before, answer = match(last, '^(%d+) (.*)$')
+  if tonumber(before) == tonumber(number) then return answer end
+  if tonumber(before) > tonumber(number) then return redis.error_reply('STALE a later call was answered already') end
+  return nil
+end
+
+local function remember(name, number, answer)
+  call('SET', base .. 'last:' .. name, number .. ' ' .. answer, 'EX', 86400)
+end

@@ -1,0 +1,275 @@
+"""Executions in Redis or Valkey: many machines, one server, every batch of writes one script.
+
+Place in the life of an execution: claim, checkpoint, finish. The scripts in `lua/` compare the fence and write in one
+atomic act; `_redis/` turns records into bytes, connects, reads and lists.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+
+from longrun.clock import SYSTEM_CLOCK, Clock
+from longrun.errors import ConfigError, CorruptDataError, NewerFormatError, StoreSettingsError, StoreUnavailableError
+from longrun.logging import get_logger
+from longrun.records import ExecutionState
+from longrun.seal import Seal
+from longrun.stored import Boundary, Claim, Head, Loaded, Message, Owner, Query, Save, Stored, Write
+from longrun.stores._redis import encode, format
+from longrun.stores._redis.finding import Finder
+from longrun.stores._redis.link import Link, Options
+from longrun.stores._redis.reading import Reader
+from longrun.stores._redis.watching import Watch
+from longrun.stores.base import Answer, StoreBackend
+from longrun.stores.store import CheckpointStore
+
+if TYPE_CHECKING:
+    import redis
+
+DELETED = 100
+"""Executions that one call removes."""
+_PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
+
+
+class RedisBackend(StoreBackend):
+    """Keeps executions in Redis 6.2 and up, or Valkey.
+
+    An acknowledged write is on the server's disk if it has `appendonly yes` and `appendfsync always`; `durable` says
+    whether that is so, and `open` warns if it is not. Replication is asynchronous: when a replica takes over from a
+    primary that died, writes that were acknowledged last can be lost, whatever the settings.
+    """
+
+    kind: ClassVar[str] = "redis"
+
+    def __init__(
+        self,
+        url_or_client: str | redis.Redis,
+        *,
+        prefix: str = "longrun",
+        finished_ttl: float | None = None,
+        options: Options | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if not _PREFIX.fullmatch(prefix):
+            raise ConfigError("prefix", prefix, "use 1 to 100 letters, digits and _ . : -")
+        if finished_ttl is not None and not finished_ttl > 0:
+            raise ConfigError("finished_ttl", finished_ttl, "use seconds above 0, or None to keep what is finished")
+        self._ttl = "" if finished_ttl is None else str(max(1, round(finished_ttl * 1000)))
+        self._clock = clock
+        self._prefix = prefix
+        self._link = Link(url_or_client, prefix, options or Options())
+        self._reader, self._finder, self._watch = Reader(self._link), Finder(self._link), Watch(self._link)
+        self._number = 0
+        self._unanswered: dict[str, int] = {}
+        self._log = get_logger(store="redis", prefix=prefix)
+
+    # life
+
+    def open(self) -> None:
+        server = self._link.inspect()
+        name = self._link.base + b"format"
+        self._link.once(lambda: self._link.client.set(name, format.FORMAT, nx=True))
+        found = self._link.read("GET", name)
+        if not found.isdigit():
+            raise StoreSettingsError(server.name, f"what is stored under the prefix {self._prefix!r} is not longrun's")
+        if int(found) > format.FORMAT:
+            raise NewerFormatError(f"the {server.name} store", int(found), format.FORMAT)
+        self.durable = not server.losses
+        for loss in server.losses:
+            self._log.warning("store.not_durable", server=server.name, version=server.version, why=loss)
+
+    def close(self) -> None:
+        self._watch.close()
+        self._link.close()
+
+    def ping(self) -> None:
+        self._link.once(self._link.client.ping)
+
+    def describe(self) -> Mapping[str, object]:
+        server = self._link.server
+        return {
+            **super().describe(),
+            "server": f"{server.name} {server.version}".strip(),
+            "place": self._link.place(),
+            "prefix": self._prefix,
+            "appendonly": server.appendonly or "unknown",
+            "appendfsync": server.appendfsync or "unknown",
+            "maxmemory_policy": server.maxmemory_policy or "unknown",
+            "warnings": server.losses,
+        }
+
+    # the writer
+
+    def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        found: list[Answer] = []
+        for chunk in encode.chunks(batch):
+            number: str | int = "" if chunk.comparable else self._next()
+            reply = self._link.repeated("commit", self._link.name, number, self._ttl, *chunk.args)
+            found += encode.answers(chunk, reply, self._link.server.name)
+        return found
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def claim(self, claim: Claim) -> list[Loaded]:
+        """If the answer is lost, the next call of this owner asks with the same number, and gets what was given."""
+        number = self._unanswered.setdefault(claim.owner, 0) or self._next()
+        self._unanswered[claim.owner] = number
+        args = _claim_arguments(claim)
+        given, damaged = self._link.repeated("claim", f"{self._link.name}:{claim.owner}", number, *args)
+        loaded = self._given(given.decode().split(), claim.owner)
+        del self._unanswered[claim.owner]
+        for id in damaged:
+            self._repair(id.decode())
+        return loaded
+
+    def _given(self, words: list[str], owner: str) -> list[Loaded]:
+        """Load what was claimed. What another claimer took away meanwhile, or what cannot be read at all, is left out."""
+        fences = {id: int(fence) for id, fence in zip(words[::2], words[1::2], strict=True)}
+        found: list[Loaded] = []
+        for id, loaded in self._reader.loads(list(fences)):
+            if isinstance(loaded, CorruptDataError):
+                self._block(id, fences[id], loaded)
+            elif (loaded.head.fence, loaded.head.owner) == (fences[id], owner):
+                found.append(loaded)
+        return found
+
+    def _block(self, id: str, fence: int, error: CorruptDataError) -> None:
+        """Nobody can go on with it, and claiming it again and again would not help: it waits for somebody to look."""
+        value = self._link.read("HGET", self._link.base + b"x:" + id.encode(), "c")
+        control = format.control_from(id, value)
+        head = Head(
+            state=ExecutionState.BLOCKED,
+            fence=fence,
+            revision=control.revision + 1,
+            seq=control.seq,
+            crashes=control.crashes,
+            updated=self._clock.now(),
+            reason=str(error),
+        )
+        self.commit([Save(id=id, head=head)])
+
+    def _repair(self, id: str) -> None:
+        """Give an execution a sound control record again, from its head and its place in the listing; nobody owns it."""
+        raw = self._link.read("HMGET", self._link.base + b"x:" + id.encode(), "c", "h", "d")
+        control, head, definition = raw
+        try:
+            record = format.index_record(format.definition_from(id, definition))
+        except format.DamagedError:
+            self._log.warning("store.unreadable", execution=id)
+            return
+        self._reader.quarantine(id, {"control": control})
+        rest = format.control_from_head(id, head)
+        state = "-" if rest is None else rest.state.value
+        revision, seq, wake = (0, 0, "0") if rest is None else (rest.revision, rest.seq, rest.wake)
+        self._link.repeated("repair", id, control, revision, f"{seq} {state} {wake}", record)
+
+    def register(self, owner: Owner, ttl: float) -> None:
+        self._link.repeated("owners", "register", format.owner_name(owner.id)[1:], ttl, format.owner_bytes(owner))
+
+    def renew(self, owner: str, ttl: float) -> bool:
+        return bool(self._link.repeated("owners", "renew", format.owner_name(owner)[1:], ttl))
+
+    def unregister(self, owner: str) -> None:
+        self._link.repeated("owners", "unregister", format.owner_name(owner)[1:])
+
+    def delete(self, ids: Sequence[str]) -> list[bool]:
+        found: list[bool] = []
+        for at in range(0, len(ids), DELETED):
+            name = f"{self._link.name}:delete"
+            reply = self._link.repeated("delete", name, self._next(), *ids[at : at + DELETED])
+            found += [answer == ord("1") for answer in reply]
+        return found
+
+    # readers
+
+    def load(self, id: str) -> Loaded | None:
+        return self._reader.load(id)
+
+    def find(self, query: Query) -> list[Stored]:
+        return self._finder.find(query)
+
+    def count(self, query: Query) -> dict[ExecutionState, int]:
+        return self._finder.count(query)
+
+    def boundaries(self, id: str, *, after: int = 0, limit: int = 1000) -> list[Boundary]:
+        return self._reader.boundaries(id, after, limit)
+
+    def checkpoint(self, id: str, seq: int) -> tuple[Boundary, Mapping[str, bytes]] | None:
+        return self._reader.checkpoint(id, seq)
+
+    def messages(self, id: str) -> list[Message]:
+        return self._reader.messages(id)
+
+    def pending(self, owner: str) -> list[str]:
+        found = self._link.read("SMEMBERS", self._link.base + b"i:mail:" + format.owner_name(owner))
+        return sorted(id.decode() for id in found)
+
+    def owners(self) -> list[Owner]:
+        flat = self._link.repeated("owners", "list", "")
+        return [format.owner_from(flat[n], flat[n + 1], float(flat[n + 2])) for n in range(0, len(flat), 3)]
+
+    def next_due(self) -> float | None:
+        found = self._link.repeated("due")
+        return None if found is None else float(found)
+
+    def size(self, id: str) -> int:
+        return int(self._link.repeated("size", id))
+
+    # the watcher
+
+    def wait(self, timeout: float) -> bool:
+        return self._watch.wait(timeout)
+
+    def wake(self) -> None:
+        self._watch.wake()
+
+
+class RedisCheckpointStore(CheckpointStore):
+    """Executions in Redis (6.2 and up) or Valkey, for many processes on many machines.
+
+    Give a URL (`redis://`, `rediss://`, `unix://`) or a client of redis-py, which is then yours to close. `prefix` keeps
+    several stores on one server apart. `finished_ttl` removes executions that many seconds after they finished; without
+    it they stay until `gc` or `delete`. What waits, is paused or runs never expires. `timeout` and `connect_timeout`
+    are seconds, and `max_connections` bounds the pool; a client brings its own.
+
+    The server decides what an acknowledged write is worth: with `appendonly yes` and `appendfsync always` it is on its
+    disk. With less, or with a `maxmemory-policy` other than `noeviction`, writes can be lost, and opening the store
+    warns. A failover to a replica can lose writes that were acknowledged last, whatever the settings, since
+    replication is asynchronous.
+    """
+
+    def __init__(
+        self,
+        url_or_client: str | redis.Redis,
+        *,
+        prefix: str = "longrun",
+        finished_ttl: float | None = None,
+        timeout: float = 5.0,
+        connect_timeout: float = 5.0,
+        max_connections: int = 16,
+        seal: Seal | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        options = Options(timeout=timeout, connect_timeout=connect_timeout, max_connections=max_connections)
+        backend = RedisBackend(url_or_client, prefix=prefix, finished_ttl=finished_ttl, options=options, clock=clock)
+        super().__init__(backend, seal=seal)
+
+
+def _claim_arguments(claim: Claim) -> list[Any]:
+    args: list[Any] = [format.owner_name(claim.owner), repr(claim.now), claim.limit]
+    args += _list([state.value for state in sorted(claim.states)])
+    args += _list(claim.ids)
+    args += _list(None if claim.workflows is None else [format.named(name) for name in sorted(claim.workflows)])
+    args += _list(None if claim.queues is None else [format.named(name) for name in sorted(claim.queues)])
+    args += _list([format.owner_name(owner) for owner in sorted(claim.dead)])
+    return args
+
+
+def _list(items: Sequence[Any] | None) -> list[Any]:
+    return ["-"] if items is None else [len(items), *items]

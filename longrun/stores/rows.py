@@ -1,0 +1,250 @@
+"""Records as database columns, and back; and the checksum that each row carries. Pure: no I/O, no SQL, no driver.
+
+Place in the life of an execution: checkpoint. Every store that keeps rows uses this one mapping.
+
+A checksum covers a row's contents *and* its identity (execution id, number or name), so that a row that strayed to
+another place is found out as well. Three things are left out on purpose, because a store changes them alone: `woken`
+of a head (it follows from the messages), and a boundary's state, which has a checksum of its own (`state_crc`) since
+retention removes it from a row that stays. Whole numbers are packed as 64 bit integers and times as doubles, so that
+a column that returns 1.0 for 1 does not look damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+from longrun.errors import CorruptDataError
+from longrun.records import ExecutionState
+from longrun.stored import EMPTY, Boundary, Definition, Head, Message
+
+FORMAT = 1
+"""The version of this mapping. A store writes it down once and refuses a higher one."""
+
+DEFINITION_COLUMNS = ("id", "workflow", "version", "total", "queue", "priority", "metadata", "parent_id", "created")
+"""Without `steps`, which a listing must not read: see `steps_text`."""
+
+HEAD_COLUMNS = (
+    *("state", "fence", "revision", "owner", "seq", "step", "visit", "iteration", "attempt", "started", "updated"),
+    *("ended", "due", "signal", "woken", "hold", "crashes", "error", "reason", "progress", "done", "of", "note"),
+)
+
+BOUNDARY_COLUMNS = (
+    *("seq", "kind", "step", "name", "started", "ended", "attempts", "error", "next", "visit", "iteration", "size"),
+    *("blobs", "data"),
+)
+
+MESSAGE_COLUMNS = ("id", "kind", "name", "key", "payload", "options", "sent")
+
+_NAN = math.nan
+_STATES = {state.value: state for state in ExecutionState}
+_NEEDS_DUE = frozenset({ExecutionState.INITIALIZED, ExecutionState.WAITING, ExecutionState.RESUMING})
+_HEAD = struct.Struct("<8q?7d").pack
+_BOUNDARY = struct.Struct("<7q2d").pack
+_DEFINITION = struct.Struct("<2qd").pack
+_MESSAGE = struct.Struct("<qd").pack
+
+
+def clean(text: str | None) -> str | None:
+    """Free text as every database takes it: what is not Unicode (and NUL) is written as an escape."""
+    if text is None or (text.isascii() and "\0" not in text):
+        return text
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def wake_at(head: Head) -> float | None:
+    """From when on an execution that nobody owns may be claimed as due: 0 at once, None never by itself."""
+    if head.state is ExecutionState.RUNNING:
+        return 0.0
+    if head.state not in _NEEDS_DUE:
+        return None
+    if head.woken:
+        return 0.0
+    if head.due is not None:
+        return head.due
+    return None if head.signal is not None else 0.0
+
+
+# definitions
+
+
+def definition_values(definition: Definition) -> tuple[Any, ...]:
+    """In the order of `DEFINITION_COLUMNS`; `metadata` as JSON text."""
+    d = definition
+    metadata = json_text(d.metadata)
+    return d.id, d.workflow, d.version, d.total, d.queue, d.priority, metadata, d.parent_id, d.created
+
+
+def definition_crc(values: Sequence[Any]) -> int:
+    """Of `DEFINITION_COLUMNS` as stored: the metadata's text, byte by byte."""
+    id, workflow, version, total, queue, priority, metadata, parent_id, created = values
+    text = f"{id}\0{workflow}\0{version}\0{queue}\0{metadata}\0{parent_id}"
+    return crc32(text.encode(), crc32(_DEFINITION(total, priority, created)))
+
+
+def definition_from(values: Sequence[Any], steps: tuple[str, ...] = ()) -> Definition:
+    fields = dict(zip(DEFINITION_COLUMNS, values, strict=True))
+    fields["metadata"] = json_mapping(fields["metadata"])
+    return Definition(steps=steps, **fields)
+
+
+def steps_text(steps: tuple[str, ...]) -> str:
+    return json.dumps(steps, ensure_ascii=False, separators=(",", ":"))
+
+
+def steps_from(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text))
+
+
+def steps_crc(id: str, text: str) -> int:
+    return crc32(f"{id}\0steps\0{text}".encode())
+
+
+# heads
+
+
+def head_values(head: Head) -> tuple[Any, ...]:
+    """In the order of `HEAD_COLUMNS`; the state as its text, free text cleaned."""
+    h = head
+    return (
+        h.state.value,
+        h.fence,
+        h.revision,
+        h.owner,
+        h.seq,
+        h.step,
+        h.visit,
+        h.iteration,
+        h.attempt,
+        h.started,
+        h.updated,
+        h.ended,
+        h.due,
+        h.signal,
+        h.woken,
+        h.hold,
+        h.crashes,
+        clean(h.error),
+        clean(h.reason),
+        h.progress,
+        h.done,
+        h.of,
+        clean(h.note),
+    )
+
+
+def head_crc(id: str, values: Sequence[Any]) -> int:
+    """Of `HEAD_COLUMNS` as `head_values` gives them or as a database returns them; `woken` does not count."""
+    state, fence, revision, owner, seq, step, visit, iteration, attempt, started, updated = values[:11]
+    ended, due, signal, _woken, hold, crashes, error, reason, progress, done, of, note = values[11:]
+    numbers = _HEAD(
+        *(fence, revision, seq, step, visit, iteration, attempt, crashes, hold, updated, progress, done),
+        _NAN if started is None else started,
+        _NAN if ended is None else ended,
+        _NAN if due is None else due,
+        _NAN if of is None else of,
+    )
+    return crc32(f"{id}\0{state}\0{owner}\0{signal}\0{error}\0{reason}\0{note}".encode(), crc32(numbers))
+
+
+def head_from(values: Sequence[Any]) -> Head:
+    fields = dict(zip(HEAD_COLUMNS, values, strict=True))
+    fields["state"] = _STATES[fields["state"]]
+    fields["woken"], fields["hold"] = bool(fields["woken"]), bool(fields["hold"])
+    return Head(**fields)
+
+
+# boundaries
+
+
+def boundary_values(boundary: Boundary) -> tuple[Any, ...]:
+    """In the order of `BOUNDARY_COLUMNS`; `blobs` as JSON text or None, `data` last."""
+    b = boundary
+    return (
+        b.seq,
+        b.kind,
+        b.step,
+        b.name,
+        b.started,
+        b.ended,
+        b.attempts,
+        clean(b.error),
+        b.next,
+        b.visit,
+        b.iteration,
+        b.size,
+        json_text(b.blobs) if b.blobs else None,
+        b.data,
+    )
+
+
+def boundary_crc(id: str, values: Sequence[Any]) -> int:
+    """Of the small row, without `blobs` and `data`, which retention removes."""
+    seq, kind, step, name, started, ended, attempts, error, next, visit, iteration, size = values[:12]
+    times = (_NAN if started is None else started), ended
+    numbers = _BOUNDARY(seq, step, attempts, next, visit, iteration, size, *times)
+    return crc32(f"{id}\0{kind}\0{name}\0{error}".encode(), crc32(numbers))
+
+
+def state_crc(id: str, values: Sequence[Any]) -> int | None:
+    """Of `blobs` and `data`, bound to the boundary's number; None where there is no state."""
+    blobs, data = values[12], values[13]
+    return None if data is None else crc32(data, crc32(f"{id}\0{values[0]}\0{blobs}".encode()))
+
+
+def boundary_from(values: Sequence[Any]) -> Boundary:
+    fields = dict(zip(BOUNDARY_COLUMNS, values, strict=True))
+    fields["blobs"] = tuple(json.loads(fields["blobs"])) if fields["blobs"] else ()
+    return Boundary(**fields)
+
+
+# blobs, entries, messages
+
+
+def blob_crc(id: str, name: str, data: bytes) -> int:
+    return crc32(data, crc32(f"{id}\0blob\0{name}".encode()))
+
+
+def entry_crc(id: str, key: str, data: bytes) -> int:
+    return crc32(data, crc32(f"{id}\0entry\0{key}".encode()))
+
+
+def message_values(message: Message) -> tuple[Any, ...]:
+    """In the order of `MESSAGE_COLUMNS`; `options` as JSON text or None."""
+    m = message
+    return m.id, m.kind, m.name, m.key, m.payload, json_text(m.options) if m.options else None, m.sent
+
+
+def message_crc(id: str, values: Sequence[Any]) -> int:
+    number, kind, name, key, payload, options, sent = values
+    text = f"{id}\0{kind}\0{name}\0{key}\0{options}"
+    return crc32(payload or b"", crc32(text.encode(), crc32(_MESSAGE(number, sent))))
+
+
+def message_from(values: Sequence[Any]) -> Message:
+    fields = dict(zip(MESSAGE_COLUMNS, values, strict=True))
+    fields["options"] = json_mapping(fields["options"])
+    return Message(**fields)
+
+
+# JSON columns
+
+
+def json_text(value: Any) -> str:
+    """JSON in ASCII, so that no database refuses a character of it."""
+    if isinstance(value, Mapping) and not isinstance(value, dict):
+        value = dict(value)
+    return json.dumps(value, separators=(",", ":"))
+
+
+def json_mapping(text: str | None) -> Mapping[str, Any]:
+    if not text or text == "{}":
+        return EMPTY
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise CorruptDataError("a JSON column", "it holds no object")
+    return value

@@ -1,0 +1,393 @@
+-- Every statement of the store, by name. {schema} is replaced by the quoted schema, and values are always bound.
+--
+-- A batch of saves is one statement: "save" decides which of them fit, and each part that the batch needs is added
+-- behind it and joins "applied", so that a refused save changes nothing. "create" is the same with new rows.
+
+-- name: save
+WITH applied AS (
+    UPDATE {schema}.heads AS h SET
+        state = w.state, revision = w.revision, owner = w.owner, seq = w.seq, step = w.step, visit = w.visit,
+        iteration = w.iteration, attempt = w.attempt, started = w.started, updated = w.updated, ended = w.ended,
+        due = w.due, signal = w.signal, woken = w.woken, hold = w.hold, crashes = w.crashes, error = w.error,
+        reason = w.reason, progress = w.progress, done = w.done, "of" = w."of", note = w.note, crc = w.crc
+    FROM unnest(
+        %(id)s, %(crc)s, %(state)s, %(fence)s, %(revision)s, %(owner)s, %(seq)s, %(step)s, %(visit)s, %(iteration)s,
+        %(attempt)s, %(started)s, %(updated)s, %(ended)s, %(due)s, %(signal)s, %(woken)s, %(hold)s, %(crashes)s,
+        %(error)s, %(reason)s, %(progress)s, %(done)s, %(of)s, %(note)s
+    ) AS w (
+        id, crc, state, fence, revision, owner, seq, step, visit, iteration, attempt, started, updated, ended, due,
+        signal, woken, hold, crashes, error, reason, progress, done, "of", note
+    )
+    WHERE h.id = w.id AND h.fence = w.fence AND h.revision = w.revision - 1
+    RETURNING h.id
+)
+
+-- name: create
+WITH applied AS (
+    INSERT INTO {schema}.heads (
+        id, crc, state, fence, revision, owner, seq, step, visit, iteration, attempt, started, updated, ended, due,
+        signal, woken, hold, crashes, error, reason, progress, done, "of", note, workflow, queue, priority, parent_id,
+        created
+    )
+    SELECT * FROM unnest(
+        %(id)s, %(crc)s, %(state)s, %(fence)s, %(revision)s, %(owner)s, %(seq)s, %(step)s, %(visit)s, %(iteration)s,
+        %(attempt)s, %(started)s, %(updated)s, %(ended)s, %(due)s, %(signal)s, %(woken)s, %(hold)s, %(crashes)s,
+        %(error)s, %(reason)s, %(progress)s, %(done)s, %(of)s, %(note)s, %(workflow)s, %(queue)s, %(priority)s,
+        %(parent_id)s, %(created)s
+    )
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id
+), defined AS (
+    INSERT INTO {schema}.definitions (id, version, total, metadata, steps, labels, search, token, crc, steps_crc)
+    SELECT d.id, d.version, d.total, d.metadata, d.steps, d.labels::jsonb, d.search, d.token, d.crc, d.steps_crc
+    FROM unnest(
+        %(id)s, %(version)s, %(total)s, %(metadata)s, %(steps)s, %(labels)s, %(search)s, %(token)s,
+        %(definition_crc)s, %(steps_crc)s
+    ) AS d (id, version, total, metadata, steps, labels, search, token, crc, steps_crc)
+    JOIN applied AS a ON a.id = d.id
+)
+
+-- name: with_boundaries
+, bounded AS (
+    INSERT INTO {schema}.boundaries (
+        execution, seq, kind, step, name, started, ended, attempts, error, next, visit, iteration, size, crc
+    )
+    SELECT b.* FROM unnest(
+        %(b_execution)s, %(b_seq)s, %(b_kind)s, %(b_step)s, %(b_name)s, %(b_started)s, %(b_ended)s, %(b_attempts)s,
+        %(b_error)s, %(b_next)s, %(b_visit)s, %(b_iteration)s, %(b_size)s, %(b_crc)s
+    ) AS b (
+        execution, seq, kind, step, name, started, ended, attempts, error, next, visit, iteration, size, crc
+    )
+    JOIN applied AS a ON a.id = b.execution
+)
+
+-- name: with_states
+, stated AS (
+    INSERT INTO {schema}.states (execution, seq, blobs, data, crc)
+    SELECT s.* FROM unnest(%(s_execution)s, %(s_seq)s, %(s_blobs)s, %(s_data)s, %(s_crc)s)
+        AS s (execution, seq, blobs, data, crc)
+    JOIN applied AS a ON a.id = s.execution
+)
+
+-- name: with_blobs
+, blobbed AS (
+    INSERT INTO {schema}.blobs (execution, name, data, crc)
+    SELECT n.* FROM unnest(%(blob_execution)s, %(blob_name)s, %(blob_data)s, %(blob_crc)s)
+        AS n (execution, name, data, crc)
+    JOIN applied AS a ON a.id = n.execution
+    ON CONFLICT (execution, name) DO UPDATE SET data = excluded.data, crc = excluded.crc
+)
+
+-- name: with_strips
+, stripped AS (
+    DELETE FROM {schema}.states AS s
+    USING unnest(%(strip_execution)s, %(strip_before)s) AS o (execution, before), applied AS a
+    WHERE s.execution = o.execution AND s.seq < o.before AND a.id = o.execution
+)
+
+-- name: with_drop_blobs
+, unblobbed AS (
+    DELETE FROM {schema}.blobs AS b
+    USING unnest(%(drop_blob_execution)s, %(drop_blob_name)s) AS o (execution, name), applied AS a
+    WHERE b.execution = o.execution AND b.name = o.name AND a.id = o.execution
+)
+
+-- name: with_clears
+, cleared AS (
+    DELETE FROM {schema}.entries AS e
+    USING unnest(%(clear_execution)s) AS o (execution), applied AS a
+    WHERE e.execution = o.execution AND a.id = o.execution
+    AND NOT EXISTS (
+        SELECT FROM unnest(%(put_execution)s, %(put_key)s) AS p (execution, key)
+        WHERE p.execution = e.execution AND p.key = e.key
+    )
+)
+
+-- name: with_drops
+, dropped AS (
+    DELETE FROM {schema}.entries AS e
+    USING unnest(%(drop_execution)s, %(drop_key)s) AS o (execution, key), applied AS a
+    WHERE e.execution = o.execution AND e.key = o.key AND a.id = o.execution
+)
+
+-- name: with_puts
+, put AS (
+    INSERT INTO {schema}.entries (execution, key, data, crc)
+    SELECT n.* FROM unnest(%(put_execution)s, %(put_key)s, %(put_data)s, %(put_crc)s)
+        AS n (execution, key, data, crc)
+    JOIN applied AS a ON a.id = n.execution
+    ON CONFLICT (execution, key) DO UPDATE SET data = excluded.data, crc = excluded.crc
+)
+
+-- name: with_takes
+, taken AS (
+    DELETE FROM {schema}.messages AS m
+    USING unnest(%(take_execution)s, %(take_id)s) AS o (execution, id), applied AS a
+    WHERE m.execution = o.execution AND m.id = o.id AND a.id = o.execution
+)
+
+-- name: answer
+SELECT array_agg(id) FROM applied
+
+-- name: answer_and_tell
+SELECT array_agg(id), pg_notify(%(channel)s, '') FROM applied
+
+-- name: wake_released
+-- In a statement of its own: it must see messages that were sent while the save waited for the row.
+UPDATE {schema}.heads AS h SET woken = true
+WHERE h.id = ANY(%(ids)s) AND h.owner IS NULL
+AND EXISTS (SELECT FROM {schema}.messages AS m WHERE m.execution = h.id)
+
+-- name: sweep_ended
+WITH swept AS (DELETE FROM {schema}.entries WHERE execution = ANY(%(ids)s))
+DELETE FROM {schema}.messages WHERE execution = ANY(%(ids)s)
+
+-- name: positions
+SELECT id, fence, revision FROM {schema}.heads WHERE id = ANY(%(ids)s)
+
+-- name: created_by
+SELECT d.id FROM {schema}.definitions AS d
+JOIN unnest(%(ids)s, %(tokens)s) AS w (id, token) ON d.id = w.id AND d.token = w.token
+
+-- name: lock_receivers
+SELECT id, last_message FROM {schema}.heads WHERE id = ANY(%(ids)s) ORDER BY id FOR UPDATE
+
+-- name: receipts_of
+SELECT r.execution, r.id, r.token, r.key FROM {schema}.receipts AS r
+JOIN unnest(%(ids)s, %(tokens)s) AS w (execution, token) ON r.execution = w.execution AND r.token = w.token
+UNION ALL
+SELECT r.execution, r.id, r.token, r.key FROM {schema}.receipts AS r
+JOIN unnest(%(ids)s, %(keys)s) AS w (execution, key) ON r.execution = w.execution AND r.key = w.key
+
+-- name: waiting_messages
+SELECT execution, count(*) FROM {schema}.messages WHERE execution = ANY(%(ids)s) GROUP BY execution
+
+-- name: add_messages
+INSERT INTO {schema}.messages (execution, id, kind, name, key, payload, options, sent, crc)
+SELECT * FROM unnest(
+    %(execution)s, %(id)s, %(kind)s, %(name)s, %(key)s, %(payload)s, %(options)s, %(sent)s, %(crc)s
+)
+
+-- name: add_receipts
+INSERT INTO {schema}.receipts (execution, id, token, key)
+SELECT * FROM unnest(%(execution)s, %(id)s, %(token)s, %(key)s)
+
+-- name: forget_tokens
+-- A send without a key is only ever repeated within one call, so its receipt need not last.
+DELETE FROM {schema}.receipts AS r
+USING unnest(%(ids)s, %(last)s) AS w (execution, last)
+WHERE r.execution = w.execution AND r.key IS NULL AND r.id <= w.last - %(keep)s
+
+-- name: forget_keys
+DELETE FROM {schema}.receipts AS r
+USING unnest(%(ids)s, %(keep)s) AS w (execution, keep)
+WHERE r.execution = w.execution AND r.key IS NOT NULL AND r.id <= (
+    SELECT o.id FROM {schema}.receipts AS o
+    WHERE o.execution = w.execution AND o.key IS NOT NULL ORDER BY o.id DESC OFFSET w.keep LIMIT 1
+)
+
+-- name: receive
+UPDATE {schema}.heads AS h SET
+    last_message = w.last,
+    woken = h.woken OR (h.owner IS NULL AND h.state NOT IN ('completed', 'failed', 'cancelled'))
+FROM unnest(%(ids)s, %(last)s) AS w (id, last)
+WHERE h.id = w.id
+
+-- name: tell
+SELECT pg_notify(%(channel)s, '')
+
+-- name: claim_due
+-- What nobody owns, ready or slept out, and what the claimer or the dead own. Each branch skips what others hold.
+WITH ready AS MATERIALIZED (
+    SELECT id FROM {schema}.heads
+    WHERE owner IS NULL AND wake <= 0 AND state = ANY(%(states)s)
+    AND (%(workflows)s::text[] IS NULL OR workflow = ANY(%(workflows)s))
+    AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s))
+    ORDER BY priority DESC, created, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+), slept AS MATERIALIZED (
+    SELECT id FROM {schema}.heads
+    WHERE owner IS NULL AND wake > 0 AND wake <= %(now)s AND state = ANY(%(states)s)
+    AND (%(workflows)s::text[] IS NULL OR workflow = ANY(%(workflows)s))
+    AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s))
+    ORDER BY priority DESC, created, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+), left_over AS MATERIALIZED (
+    SELECT id FROM {schema}.heads
+    WHERE owner = ANY(%(owners)s) AND wake <= %(now)s AND state = ANY(%(states)s)
+    AND (%(workflows)s::text[] IS NULL OR workflow = ANY(%(workflows)s))
+    AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s))
+    ORDER BY priority DESC, created, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+SELECT id FROM ready UNION ALL SELECT id FROM slept UNION ALL SELECT id FROM left_over
+
+-- name: claim_these
+-- A row that is locked for a moment is waited for: whoever names an execution wants that one.
+SELECT id FROM {schema}.heads
+WHERE id = ANY(%(ids)s) AND (owner IS NULL OR owner = ANY(%(owners)s)) AND state = ANY(%(states)s)
+AND (%(workflows)s::text[] IS NULL OR workflow = ANY(%(workflows)s))
+AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s))
+ORDER BY priority DESC, created, id LIMIT %(limit)s FOR UPDATE
+
+-- name: claim_first
+-- The best of what the branches locked; the rest is let go with the transaction.
+SELECT id FROM {schema}.heads WHERE id = ANY(%(ids)s) ORDER BY priority DESC, created, id LIMIT %(limit)s
+
+-- name: claim_lock
+-- Held to the end of the claim, so that a repetition waits until the outcome of the first attempt is known.
+SELECT pg_advisory_xact_lock(%(token)s)
+
+-- name: claimed_by
+SELECT id FROM {schema}.heads
+WHERE owner = %(owner)s AND claim_token = %(token)s ORDER BY priority DESC, created, id
+
+-- name: claim
+UPDATE {schema}.heads AS h SET
+    state = w.state, fence = w.fence, revision = w.revision, owner = w.owner, seq = w.seq, step = w.step,
+    visit = w.visit, iteration = w.iteration, attempt = w.attempt, started = w.started, updated = w.updated,
+    ended = w.ended, due = w.due, signal = w.signal, woken = w.woken, hold = w.hold, crashes = w.crashes,
+    error = w.error, reason = w.reason, progress = w.progress, done = w.done, "of" = w."of", note = w.note,
+    crc = w.crc, claim_token = %(token)s
+FROM unnest(
+    %(id)s, %(crc)s, %(state)s, %(fence)s, %(revision)s, %(owner)s, %(seq)s, %(step)s, %(visit)s, %(iteration)s,
+    %(attempt)s, %(started)s, %(updated)s, %(ended)s, %(due)s, %(signal)s, %(woken)s, %(hold)s, %(crashes)s,
+    %(error)s, %(reason)s, %(progress)s, %(done)s, %(of)s, %(note)s
+) AS w (
+    id, crc, state, fence, revision, owner, seq, step, visit, iteration, attempt, started, updated, ended, due,
+    signal, woken, hold, crashes, error, reason, progress, done, "of", note
+)
+WHERE h.id = w.id
+
+-- name: load_heads
+SELECT h.id, h.workflow, d.version, d.total, h.queue, h.priority, d.metadata, h.parent_id, h.created,
+    d.crc, d.steps, d.steps_crc,
+    h.state, h.fence, h.revision, h.owner, h.seq, h.step, h.visit, h.iteration, h.attempt, h.started, h.updated,
+    h.ended, h.due, h.signal, h.woken, h.hold, h.crashes, h.error, h.reason, h.progress, h.done, h."of", h.note,
+    h.crc, (SELECT coalesce(max(b.seq), 0) FROM {schema}.boundaries AS b WHERE b.execution = h.id)
+FROM {schema}.heads AS h LEFT JOIN {schema}.definitions AS d ON d.id = h.id
+WHERE h.id = ANY(%(ids)s)
+
+-- name: load_newest
+SELECT w.id, b.seq, b.kind, b.step, b.name, b.started, b.ended, b.attempts, b.error, b.next, b.visit, b.iteration,
+    b.size, s.blobs, s.data, b.crc, s.crc
+FROM unnest(%(ids)s) AS w (id)
+CROSS JOIN LATERAL (
+    SELECT * FROM {schema}.states AS n WHERE n.execution = w.id ORDER BY n.seq DESC LIMIT 1
+) AS s
+LEFT JOIN {schema}.boundaries AS b ON b.execution = s.execution AND b.seq = s.seq
+
+-- name: load_boundaries
+SELECT b.seq, b.kind, b.step, b.name, b.started, b.ended, b.attempts, b.error, b.next, b.visit, b.iteration, b.size,
+    s.blobs, s.data, b.crc, s.crc
+FROM {schema}.boundaries AS b LEFT JOIN {schema}.states AS s ON s.execution = b.execution AND s.seq = b.seq
+WHERE b.execution = %(id)s ORDER BY b.seq DESC
+
+-- name: load_all_blobs
+SELECT name, data, crc FROM {schema}.blobs WHERE execution = %(id)s
+
+-- name: load_kept
+SELECT execution, seq, blobs FROM {schema}.states WHERE execution = ANY(%(ids)s) ORDER BY execution, seq
+
+-- name: load_blobs
+SELECT b.execution, b.name, b.data, b.crc FROM {schema}.blobs AS b
+JOIN unnest(%(executions)s, %(names)s) AS w (execution, name) ON b.execution = w.execution AND b.name = w.name
+
+-- name: load_entries
+SELECT execution, key, data, crc FROM {schema}.entries WHERE execution = ANY(%(ids)s)
+
+-- name: load_messages
+SELECT execution, id, kind, name, key, payload, options, sent, crc FROM {schema}.messages
+WHERE execution = ANY(%(ids)s) ORDER BY execution, id
+
+-- name: quarantine
+INSERT INTO {schema}.quarantine (execution, part, digest, content)
+VALUES (%(id)s, %(part)s, md5(%(content)s), %(content)s) ON CONFLICT DO NOTHING
+
+-- name: remove_state
+DELETE FROM {schema}.states WHERE execution = %(id)s AND seq = %(seq)s
+
+-- name: remove_message
+DELETE FROM {schema}.messages WHERE execution = %(id)s AND id = %(number)s
+
+-- name: remove_entries
+DELETE FROM {schema}.entries WHERE execution = %(id)s
+
+-- name: block
+-- Nothing of it can be read, so nobody can go on with it; left as it was, it would be claimed for ever.
+UPDATE {schema}.heads SET state = 'blocked', owner = NULL, woken = false, fence = fence + 1, reason = %(reason)s
+WHERE id = %(id)s
+
+-- name: boundaries
+SELECT b.seq, b.kind, b.step, b.name, b.started, b.ended, b.attempts, b.error, b.next, b.visit, b.iteration, b.size,
+    s.blobs, NULL
+FROM {schema}.boundaries AS b LEFT JOIN {schema}.states AS s ON s.execution = b.execution AND s.seq = b.seq
+WHERE b.execution = %(id)s AND b.seq > %(after)s ORDER BY b.seq LIMIT %(limit)s
+
+-- name: checkpoint
+SELECT b.seq, b.kind, b.step, b.name, b.started, b.ended, b.attempts, b.error, b.next, b.visit, b.iteration, b.size,
+    s.blobs, s.data, b.crc, s.crc
+FROM {schema}.boundaries AS b JOIN {schema}.states AS s ON s.execution = b.execution AND s.seq = b.seq
+WHERE b.execution = %(id)s AND b.seq = %(seq)s
+
+-- name: find
+SELECT h.id, h.workflow, d.version, d.total, h.queue, h.priority, d.metadata, h.parent_id, h.created,
+    h.state, h.fence, h.revision, h.owner, h.seq, h.step, h.visit, h.iteration, h.attempt, h.started, h.updated,
+    h.ended, h.due, h.signal, h.woken, h.hold, h.crashes, h.error, h.reason, h.progress, h.done, h."of", h.note
+FROM {schema}.heads AS h JOIN {schema}.definitions AS d ON d.id = h.id
+WHERE {conditions}
+ORDER BY h.created DESC, h.id DESC LIMIT %(limit)s
+
+-- name: count
+SELECT h.state, count(*) FROM {schema}.heads AS h WHERE {conditions} GROUP BY h.state
+
+-- name: count_with_definitions
+SELECT h.state, count(*) FROM {schema}.heads AS h JOIN {schema}.definitions AS d ON d.id = h.id
+WHERE {conditions} GROUP BY h.state
+
+-- name: pending
+SELECT h.id FROM {schema}.heads AS h
+WHERE h.owner = %(owner)s AND EXISTS (SELECT FROM {schema}.messages AS m WHERE m.execution = h.id)
+
+-- name: next_due
+SELECT CASE
+    WHEN EXISTS (SELECT FROM {schema}.heads WHERE owner IS NULL AND wake <= 0) THEN 0
+    ELSE (SELECT min(wake) FROM {schema}.heads WHERE owner IS NULL AND wake > 0)
+END
+
+-- name: size
+SELECT (SELECT coalesce(sum(octet_length(data)), 0) FROM {schema}.states WHERE execution = %(id)s)
+    + (SELECT coalesce(sum(octet_length(data)), 0) FROM {schema}.blobs WHERE execution = %(id)s)
+    + (SELECT coalesce(sum(octet_length(data)), 0) FROM {schema}.entries WHERE execution = %(id)s)
+
+-- name: register
+INSERT INTO {schema}.owners (id, life, workflows, queues, expires)
+VALUES (%(id)s, %(life)s, %(workflows)s, %(queues)s, clock_timestamp() + make_interval(secs => %(ttl)s))
+ON CONFLICT (id) DO UPDATE SET
+    life = excluded.life, workflows = excluded.workflows, queues = excluded.queues, expires = excluded.expires
+
+-- name: renew
+UPDATE {schema}.owners SET expires = clock_timestamp() + make_interval(secs => %(ttl)s)
+WHERE id = %(id)s RETURNING id
+
+-- name: unregister
+DELETE FROM {schema}.owners WHERE id = %(id)s
+
+-- name: owners
+SELECT id, life, workflows, queues, extract(epoch FROM expires - clock_timestamp())::double precision
+FROM {schema}.owners ORDER BY id
+
+-- name: lock_finished
+SELECT id FROM {schema}.heads
+WHERE id = ANY(%(ids)s) AND state IN ('completed', 'failed', 'cancelled') ORDER BY id FOR UPDATE
+
+-- name: delete
+WITH a AS (DELETE FROM {schema}.heads WHERE id = ANY(%(ids)s)),
+    b AS (DELETE FROM {schema}.boundaries WHERE execution = ANY(%(ids)s)),
+    c AS (DELETE FROM {schema}.states WHERE execution = ANY(%(ids)s)),
+    d AS (DELETE FROM {schema}.blobs WHERE execution = ANY(%(ids)s)),
+    e AS (DELETE FROM {schema}.entries WHERE execution = ANY(%(ids)s)),
+    f AS (DELETE FROM {schema}.messages WHERE execution = ANY(%(ids)s)),
+    g AS (DELETE FROM {schema}.receipts WHERE execution = ANY(%(ids)s))
+DELETE FROM {schema}.definitions WHERE id = ANY(%(ids)s)
+
+-- name: facts
+SELECT current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit'),
+    current_setting('full_page_writes'), pg_is_in_recovery()

@@ -1,0 +1,361 @@
+"""Executions in an SQLite file: many of them on one machine, shared by several processes.
+
+Place in the life of an execution: claim, checkpoint, finish.
+
+One connection writes, in the writer's thread, under a lock between processes (see `_sqlite.file`); each commit is one
+transaction, durable when it returns (WAL, `synchronous=FULL`). Readers have connections of their own and never wait for
+the writer. A counter in the database, looked at when `PRAGMA data_version` moves, tells one process that another has
+sent, created, released or finished something; steps that merely go on do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar, TypeVar
+
+from longrun.clock import SYSTEM_CLOCK, Clock
+from longrun.errors import CorruptDataError, LongrunError, StoreUnavailableError
+from longrun.records import ExecutionState
+from longrun.seal import Seal
+from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Stored, Write
+from longrun.stores import rows
+from longrun.stores._sqlite import find as finding
+from longrun.stores._sqlite import sql
+from longrun.stores._sqlite.batch import Batch, Known
+from longrun.stores._sqlite.claims import give, repair
+from longrun.stores._sqlite.file import KIND, SAFE_RESET_SQLITE, DatabaseFile, fold_wal, is_busy, translate
+from longrun.stores._sqlite.load import Found, load_all, read_boundaries, read_checkpoint, read_messages
+from longrun.stores.base import Answer, StoreBackend
+from longrun.stores.store import CheckpointStore
+
+T = TypeVar("T")
+
+IDLE_READERS = 8
+FOLD_AFTER = 4000
+"""Pages, roughly, that go to the WAL before it is folded back into the database."""
+
+
+class SQLiteBackend(StoreBackend):
+    kind: ClassVar[str] = KIND
+
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 30.0, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._file = DatabaseFile(path, timeout)
+        self._timeout = timeout
+        self._clock = clock
+        self._writer: sqlite3.Connection | None = None
+        self._known = Known()
+        self._pages = 0
+        self._readers: list[sqlite3.Connection] = []
+        self._readers_lock = threading.Lock()
+        self._open = False
+        self._watcher: sqlite3.Connection | None = None
+        self._watched: tuple[int, int] | None = None
+        self._bell = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._file.path}>"
+
+    # life
+
+    def open(self) -> None:
+        self._file.prepare()
+        self._open = True
+        try:
+            self._writer = self._connect(reader=False)
+            self._watched = None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._open = False
+        with self._readers_lock:
+            connections, self._readers = [*self._readers, self._watcher, self._writer], []
+        self._watcher = self._writer = None
+        self._known.clear()
+        with self._last_turn():  # the last connection to a database folds the WAL as it closes
+            for connection in connections:
+                if connection is not None:
+                    connection.close()
+        self._file.close()
+
+    @contextlib.contextmanager
+    def _last_turn(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if self._file.lock is not None:
+                with contextlib.suppress(StoreUnavailableError):  # closing is more important than folding
+                    stack.enter_context(self._file.lock.held(self._timeout))
+            yield
+
+    def ping(self) -> None:
+        self._read(lambda connection: connection.execute(sql.CHANGES).fetchone())
+
+    def describe(self) -> Mapping[str, object]:
+        return {
+            **super().describe(),
+            "path": str(self._file.path),
+            "sqlite": sqlite3.sqlite_version,
+            "journal_mode": "wal",
+            "synchronous": "full",
+            "wal_reset": "safe" if sqlite3.sqlite_version_info >= SAFE_RESET_SQLITE else "kept apart by a lock file",
+            "format": rows.FORMAT,
+        }
+
+    # the writer
+
+    def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        if not batch:
+            return []
+
+        def work(connection: sqlite3.Connection) -> tuple[list[Answer], bool]:
+            self._known.refresh(connection, [write.id for write in batch])
+            gathered = Batch(connection, self._known)
+            answers = [gathered.answer(write) for write in batch]
+            gathered.write()
+            return answers, gathered.announce
+
+        answers, announced = self._write(work)
+        if announced:
+            self._bell.set()
+        return answers
+
+    def claim(self, claim: Claim) -> list[Loaded]:
+        found = self._write(lambda connection: give(connection, claim, self._clock.now()))
+        for one in found:
+            self._known.rows.pop(one.definition.id, None)
+        return found
+
+    def register(self, owner: Owner, ttl: float) -> None:
+        values = owner.id, rows.json_text(owner.life), json.dumps(owner.workflows), json.dumps(owner.queues)
+        self._write(lambda connection: connection.execute(sql.REGISTER, (*values, self._clock.now() + ttl)))
+
+    def renew(self, owner: str, ttl: float) -> bool:
+        return self._write(lambda c: c.execute(sql.RENEW, (self._clock.now() + ttl, owner)).rowcount > 0)
+
+    def unregister(self, owner: str) -> None:
+        self._write(lambda connection: connection.execute(sql.UNREGISTER, (owner,)))
+
+    def delete(self, ids: Sequence[str]) -> list[bool]:
+        def work(connection: sqlite3.Connection) -> dict[str, int]:
+            keys = dict(connection.execute(sql.FINISHED, (json.dumps(list(ids)),)).fetchall())
+            listed = json.dumps(list(keys.values()))
+            for statement in sql.DELETE:
+                connection.execute(statement, (listed,))
+            return keys
+
+        removed = self._write(work) if ids else {}
+        for id in removed:
+            self._known.rows.pop(id, None)
+        return [removed.pop(id, None) is not None for id in ids]
+
+    # readers
+
+    def load(self, id: str) -> Loaded | None:
+        def work(connection: sqlite3.Connection) -> Found | None:
+            key = connection.execute(sql.LOAD_KEY, (id,)).fetchone()
+            return next(iter(load_all(connection, key)), None) if key else None
+
+        found = self._read(work)
+        if found is None:
+            return None
+        if isinstance(found.assembled, CorruptDataError):
+            raise found.assembled
+        if found.assembled.damaged:
+            self._quarantine(found)
+        return found.assembled.loaded
+
+    def _quarantine(self, found: Found) -> None:
+        """A reader found damage: copy it by a connection of its own, and leave the repair to the next claim."""
+        assert self._file.lock is not None
+        with _translated(), self._file.lock.held(self._timeout), contextlib.closing(self._file.connect()) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            repair(connection, found, self._clock.now(), copy_only=True)
+            connection.execute("COMMIT")
+
+    def find(self, query: Query) -> list[Stored]:
+        return self._read(lambda connection: finding.find(connection, query))
+
+    def count(self, query: Query) -> dict[ExecutionState, int]:
+        return self._read(lambda connection: finding.count(connection, query))
+
+    def boundaries(self, id: str, *, after: int = 0, limit: int = 1000) -> list[Boundary]:
+        return self._read(lambda connection: list(read_boundaries(connection, id, after, limit)))
+
+    def checkpoint(self, id: str, seq: int) -> tuple[Boundary, Mapping[str, bytes]] | None:
+        return self._read(lambda connection: read_checkpoint(connection, id, seq))
+
+    def messages(self, id: str) -> list[Message]:
+        return self._read(lambda connection: read_messages(connection, id))
+
+    def pending(self, owner: str) -> list[str]:
+        return [id for (id,) in self._read(lambda connection: connection.execute(sql.PENDING, (owner,)).fetchall())]
+
+    def owners(self) -> list[Owner]:
+        found = self._read(lambda connection: connection.execute(sql.OWNERS).fetchall())
+        now = self._clock.now()
+        return [
+            Owner(
+                id=id,
+                life=json.loads(life),
+                remaining=expires - now,
+                workflows=tuple(json.loads(workflows)),
+                queues=tuple(json.loads(queues)),
+            )
+            for id, life, workflows, queues, expires in found
+        ]
+
+    def next_due(self) -> float | None:
+        def work(connection: sqlite3.Connection) -> float | None:
+            if connection.execute(sql.READY_NOW).fetchone():
+                return 0.0
+            moment: float | None = connection.execute(sql.NEXT_TIMED).fetchone()[0]
+            return moment
+
+        return self._read(work)
+
+    def size(self, id: str) -> int:
+        found = self._read(lambda connection: connection.execute(sql.SIZE, (id,)).fetchone())
+        return int(found[0]) if found else 0
+
+    # the watcher
+
+    def wait(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while True:
+            with _translated():
+                changed = self._changed()
+            if self._bell.is_set() or changed:
+                self._bell.clear()
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._bell.wait(min(self.poll_interval, left))
+
+    def wake(self) -> None:
+        self._bell.set()
+
+    def _changed(self) -> bool:
+        """Whether the counter of changes has moved since the last look."""
+        if not self._open:
+            raise StoreUnavailableError(KIND, "it is closed")
+        if self._watcher is None:
+            self._watcher = self._connect(reader=True)
+        (version,) = self._watcher.execute("PRAGMA data_version").fetchone()
+        if self._watched is not None and self._watched[0] == version:
+            return False
+        (changes,) = self._watcher.execute(sql.CHANGES).fetchone()
+        before, self._watched = self._watched, (version, changes)
+        return before is None or before[1] != changes
+
+    # connections
+
+    def _connect(self, *, reader: bool) -> sqlite3.Connection:
+        with _translated():
+            connection = self._file.connect(reader=reader)
+            if reader:
+                finding.add_functions(connection)
+        return connection
+
+    def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` as one durable transaction. After a failure the connection is opened anew."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return self._transaction(work)
+            except BaseException as error:
+                self._known.clear()
+                if isinstance(error, sqlite3.Error):
+                    if is_busy(error) and time.monotonic() < deadline:
+                        continue  # another program than ours; SQLite has waited for it already
+                    self._drop_writer()
+                    raise translate(error) from error
+                if not isinstance(error, LongrunError):
+                    self._drop_writer()
+                raise
+
+    def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        if self._file.lock is None or not self._open:
+            raise StoreUnavailableError(KIND, "it is closed")
+        with self._file.lock.held(self._timeout):
+            self._file.check_place()
+            if self._writer is None:
+                self._writer = self._connect(reader=False)
+            connection = self._writer
+            if self._pages > FOLD_AFTER:
+                self._pages = 0
+                fold_wal(connection, self._file)
+            before = connection.total_changes
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell of
+                        connection.execute("ROLLBACK")
+                raise
+            self._pages += 4 + (connection.total_changes - before) // 4
+            return result
+
+    def _drop_writer(self) -> None:
+        connection, self._writer = self._writer, None
+        if connection is not None:
+            connection.close()
+
+    def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` on one snapshot of the database."""
+        connection = self._take_reader()
+        try:
+            with _translated():
+                connection.execute("BEGIN")
+                result = work(connection)
+                connection.execute("COMMIT")
+        except BaseException:
+            connection.close()
+            raise
+        with self._readers_lock:
+            if self._open and len(self._readers) < IDLE_READERS:
+                self._readers.append(connection)
+                return result
+        connection.close()
+        return result
+
+    def _take_reader(self) -> sqlite3.Connection:
+        if not self._open:
+            raise StoreUnavailableError(KIND, "it is closed")
+        self._file.check_place()
+        with self._readers_lock:
+            if self._readers:
+                return self._readers.pop()
+        return self._connect(reader=True)
+
+
+class SQLiteCheckpointStore(CheckpointStore):
+    """Keeps executions in one SQLite file, for many executions and several processes on one machine.
+
+    `timeout` is how long a write waits for other processes before it fails with `StoreUnavailableError`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        timeout: float = 30.0,
+        seal: Seal | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(SQLiteBackend(path, timeout=timeout, clock=clock), seal=seal)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise translate(error) from error

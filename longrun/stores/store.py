@@ -1,0 +1,311 @@
+"""`CheckpointStore`: one async face for every backend, with group commit, sealing, watching and retention.
+
+Place in the life of an execution: claim, checkpoint, finish. Executor, worker, client, command line and dashboard all
+speak to a store through this class; a backend knows none of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import anyio
+import anyio.to_thread
+import attrs
+
+
+from longrun.errors import ExecutionNotFoundError, LongrunError
+from longrun.loops import Loop, current_loop
+from longrun.records import FINISHED, ExecutionState, RetentionPolicy
+from longrun.seal import Seal
+from longrun.stored import Boundary, Claim, Create, Loaded, Message, Owner, Query, Save, Send, Stored, Write
+from longrun.stores.base import StoreBackend
+from longrun.stores.writer import Done, Writer
+
+T = TypeVar("T")
+
+READERS = 4
+QUEUE_LIMIT = 20_000
+
+
+class CheckpointStore:
+    """Wraps a `StoreBackend`. Opens on first use or on entering; closes when the last user has closed it."""
+
+    def __init__(self, backend: StoreBackend, *, seal: Seal | None = None) -> None:
+        self.backend = backend
+        self._seal = seal or Seal()
+        self._writer = Writer(backend, self._sealed)
+        self._watcher = _Watcher(backend)
+        self._users = 0
+        self._lock = threading.Lock()
+        self._loops = threading.local()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.backend.kind}>"
+
+    # life
+
+    async def open(self) -> Self:
+        """Make ready. Each `open` needs its `aclose`."""
+        await anyio.to_thread.run_sync(self._open)
+        return self
+
+    def _open(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self.backend.open()
+                self._writer.start()
+            self._users += 1
+
+    async def aclose(self) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._close)
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                return
+            self._users -= 1
+            if self._users == 0:
+                self._watcher.stop()
+                self._writer.stop()
+                self.backend.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def ping(self) -> None:
+        await self._read(self.backend.ping)
+
+    # the writer's side
+
+    async def create(self, create: Create) -> bool:
+        """Store a new execution; False if the id is taken."""
+        return bool(await self._write(create))
+
+    async def save(self, save: Save) -> None:
+        """Durable when it returns. `LeaseLostError` if another process owns the execution now."""
+        await self._write(save)
+
+    def submit(self, save: Save, done: Done) -> None:
+        """Hand a save over without waiting; `done` gets None or the error, in this loop."""
+        self._writer.put(save, done, self._loop())
+
+    async def send(self, id: str, message: Message, *, limit: int = 1000) -> int:
+        return int(await self._write(Send(id=id, message=message, limit=limit)))
+
+    async def claim(self, claim: Claim) -> list[Loaded]:
+        loaded: list[Loaded] = await self._call(partial(self.backend.claim, claim))
+        return [self._unsealed(one) for one in loaded]
+
+    async def register(self, owner: Owner, ttl: float) -> None:
+        await self._call(partial(self.backend.register, owner, ttl))
+
+    def renew(self, owner: str, ttl: float, done: Done) -> None:
+        """Extend a lease; for the lease keeper's own thread. `done` gets a bool or the error in the writer's thread."""
+        self._writer.call(partial(self.backend.renew, owner, ttl), done, None)
+
+    async def unregister(self, owner: str) -> None:
+        await self._call(partial(self.backend.unregister, owner))
+
+    async def delete(self, ids: Sequence[str]) -> list[bool]:
+        deleted: list[bool] = await self._call(partial(self.backend.delete, tuple(ids)))
+        return deleted
+
+    async def gc(self, policy: RetentionPolicy, now: float) -> int:
+        """Delete finished executions older than the policy allows. What lives, waits or is paused is never touched."""
+        if policy.max_age is None:
+            return 0
+        removed = 0
+        query = Query(states=FINISHED, ended_before=now - policy.max_age, limit=500)
+        while page := await self.find(query):
+            removed += sum(await self.delete([stored.definition.id for stored in page]))
+            last = page[-1].definition
+            query = attrs.evolve(query, after=(last.created, last.id))
+        return removed
+
+    # the readers' side
+
+    async def load(self, id: str) -> Loaded:
+        """Everything of one execution; `ExecutionNotFoundError` if there is none."""
+        loaded = await self._read(self.backend.load, id)
+        if loaded is None:
+            raise ExecutionNotFoundError(id)
+        return self._unsealed(loaded)
+
+    async def find(self, query: Query) -> list[Stored]:
+        return await self._read(self.backend.find, query)
+
+    async def count(self, query: Query | None = None) -> dict[ExecutionState, int]:
+        return await self._read(self.backend.count, query or Query())
+
+    async def exists(self, id: str) -> bool:
+        return bool(await self._read(partial(self.backend.boundaries, id, limit=1)))
+
+    async def size(self, id: str) -> int:
+        return await self._read(self.backend.size, id)
+
+    async def boundaries(self, id: str, *, after: int = 0, limit: int = 1000) -> list[Boundary]:
+        return await self._read(partial(self.backend.boundaries, id, after=after, limit=limit))
+
+    async def checkpoint(self, id: str, seq: int) -> tuple[Boundary, Mapping[str, bytes]] | None:
+        found = await self._read(self.backend.checkpoint, id, seq)
+        if found is None:
+            return None
+        boundary, blobs = found
+        return self._unsealed_boundary(id, boundary), self._unsealed_blobs(id, blobs)
+
+    async def messages(self, id: str) -> list[Message]:
+        return [self._unsealed_message(id, m) for m in await self._read(self.backend.messages, id)]
+
+    async def pending(self, owner: str) -> list[str]:
+        return await self._read(self.backend.pending, owner)
+
+    async def owners(self) -> list[Owner]:
+        return await self._read(self.backend.owners)
+
+    async def next_due(self) -> float | None:
+        return await self._read(self.backend.next_due)
+
+    def watch(self, changed: Callable[[], object]) -> Callable[[], None]:
+        """Call `changed` in this loop whenever others may have changed something; returns how to stop that."""
+        return self._watcher.add(self._loop(), changed)
+
+    # sealing: compressed and encrypted on the way in, in the writer's thread
+
+    def _sealed(self, write: Write) -> Write:
+        seal = self._seal
+        if isinstance(write, Save):
+            if not (write.boundaries or write.blobs or write.put):
+                return write
+            return attrs.evolve(
+                write,
+                boundaries=tuple([self._sealed_boundary(write.id, b) for b in write.boundaries]),
+                blobs={name: seal.wrap(data, f"{write.id}/blob/{name}") for name, data in write.blobs.items()},
+                put={key: seal.wrap(data, f"{write.id}/entry/{key}") for key, data in write.put.items()},
+            )
+        if isinstance(write, Create):
+            return attrs.evolve(
+                write,
+                boundary=self._sealed_boundary(write.id, write.boundary),
+                blobs={name: seal.wrap(data, f"{write.id}/blob/{name}") for name, data in write.blobs.items()},
+            )
+        if write.message.payload is None:
+            return write
+        payload = seal.wrap(write.message.payload, f"{write.id}/message")
+        return attrs.evolve(write, message=attrs.evolve(write.message, payload=payload))
+
+    def _sealed_boundary(self, id: str, boundary: Boundary) -> Boundary:
+        if boundary.data is None:
+            return boundary
+        wrapped = self._seal.wrap(boundary.data, f"{id}/{boundary.seq}")
+        return boundary if wrapped is boundary.data else attrs.evolve(boundary, data=wrapped)
+
+    def _unsealed(self, loaded: Loaded) -> Loaded:
+        id = loaded.definition.id
+        return attrs.evolve(
+            loaded,
+            boundary=self._unsealed_boundary(id, loaded.boundary),
+            blobs=self._unsealed_blobs(id, loaded.blobs),
+            entries={key: self._seal.unwrap(data, f"{id}/entry/{key}") for key, data in loaded.entries.items()},
+            messages=tuple([self._unsealed_message(id, m) for m in loaded.messages]),
+        )
+
+    def _unsealed_boundary(self, id: str, boundary: Boundary) -> Boundary:
+        if boundary.data is None:
+            return boundary
+        return attrs.evolve(boundary, data=self._seal.unwrap(boundary.data, f"{id}/{boundary.seq}"))
+
+    def _unsealed_blobs(self, id: str, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
+        return {name: self._seal.unwrap(data, f"{id}/blob/{name}") for name, data in blobs.items()}
+
+    def _unsealed_message(self, id: str, message: Message) -> Message:
+        if message.payload is None:
+            return message
+        return attrs.evolve(message, payload=self._seal.unwrap(message.payload, f"{id}/message"))
+
+    # plumbing
+
+    def _loop(self) -> Loop:
+        return current_loop()
+
+    async def _write(self, write: Write) -> Any:
+        return await self._answer(partial(self._writer.put, write))
+
+    async def _call(self, function: Callable[[], Any]) -> Any:
+        return await self._answer(partial(self._writer.call, function))
+
+    async def _answer(self, start: Callable[[Done, Loop], None]) -> Any:
+        while self._writer.depth > QUEUE_LIMIT:
+            await anyio.sleep(0.001)
+        loop = self._loop()
+        waiter = loop.waiter()
+        start(waiter.set, loop)
+        answer = await waiter.wait()
+        if isinstance(answer, LongrunError):
+            raise answer
+        return answer
+
+    async def _read(self, function: Callable[..., T], *args: Any) -> T:
+        return await anyio.to_thread.run_sync(function, *args, limiter=self._limiter())
+
+    def _limiter(self) -> anyio.CapacityLimiter:
+        """Readers of their own, one set for each thread that runs a loop: they never wait for step threads."""
+        limiter: anyio.CapacityLimiter | None = getattr(self._loops, "limiter", None)
+        if limiter is None:
+            limiter = self._loops.limiter = anyio.CapacityLimiter(READERS)
+        return limiter
+
+
+class _Watcher:
+    """One thread that waits for changes made elsewhere, and tells every loop that asked."""
+
+    def __init__(self, backend: StoreBackend) -> None:
+        self._backend = backend
+        self._listeners: dict[object, tuple[Loop, Callable[[], object]]] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+
+    def add(self, loop: Loop, changed: Callable[[], object]) -> Callable[[], None]:
+        mark = object()
+        with self._lock:
+            self._listeners[mark] = (loop, changed)
+            if self._thread is None:
+                self._stopping.clear()
+                self._thread = threading.Thread(target=self._run, name="longrun-watcher", daemon=True)
+                self._thread.start()
+        return lambda: self._remove(mark)
+
+    def _remove(self, mark: object) -> None:
+        with self._lock:
+            self._listeners.pop(mark, None)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._backend.wake()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._thread = None
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                changed = self._backend.wait(1.0)
+            except LongrunError:
+                self._stopping.wait(1.0)  # the store is away: look again in a while
+                changed = True
+            if changed:
+                with self._lock:
+                    listeners = list(self._listeners.values())
+                for loop, function in listeners:
+                    loop.call_soon(function)

@@ -1,0 +1,145 @@
+"""Group commit: one thread takes everything that wants to be saved, commits it as one batch, and answers each.
+
+Place in the life of an execution: checkpoint. While one commit is in flight the next batch gathers; there is no timer.
+A waiter that is cancelled leaves its write in the queue: it is committed once, in its order, and nobody is told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from longrun.errors import LongrunError, StoreUnavailableError
+from longrun.loops import Loop
+from longrun.stored import Write
+from longrun.stores.base import StoreBackend
+
+Done = Callable[[Any], object]
+"""Takes the answer: a value, or the exception that stands for it."""
+
+BATCH_LIMIT = 4096
+
+
+class Job:
+    """One thing for the writer thread to do, and whom to tell."""
+
+    __slots__ = ("call", "done", "loop", "write")
+
+    def __init__(self, done: Done, loop: Loop | None, write: Write | None, call: Callable[[], Any] | None) -> None:
+        self.done, self.loop, self.write, self.call = done, loop, write, call
+
+
+class Writer:
+    """The writer thread of one store."""
+
+    def __init__(self, backend: StoreBackend, prepare: Callable[[Write], Write]) -> None:
+        self._backend = backend
+        self._prepare = prepare
+        self._queue: deque[Job] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"longrun-writer-{self._backend.kind}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Do everything that is queued, then end the thread."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def depth(self) -> int:
+        return len(self._queue)
+
+    def put(self, write: Write, done: Done, loop: Loop | None) -> None:
+        """Queue a write. `done` gets its answer in `loop`, or in the writer's thread if that is None."""
+        self._add(Job(done, loop, write, None))
+
+    def call(self, function: Callable[[], Any], done: Done, loop: Loop | None) -> None:
+        """Queue anything else the backend does in the writer's thread, in order with the writes."""
+        self._add(Job(done, loop, None, function))
+
+    def _add(self, job: Job) -> None:
+        if self._closing:
+            raise StoreUnavailableError(self._backend.kind, "it is closed")
+        self._queue.append(job)
+        self._wake.set()
+
+    def _run(self) -> None:
+        queue = self._queue
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while queue:
+                self._deliver(self._next())
+            if self._closing and not queue:
+                return
+
+    def _next(self) -> list[tuple[Job, Any]]:
+        """Do the call at the front of the queue, or every write up to the next call."""
+        queue = self._queue
+        first = queue.popleft()
+        if first.call is not None:
+            return [(first, _outcome(first.call))]
+        batch = [first]
+        while queue and queue[0].call is None and len(batch) < BATCH_LIMIT:
+            batch.append(queue.popleft())
+        return list(zip(batch, self._commit(batch), strict=True))
+
+    def _commit(self, batch: list[Job]) -> list[Any]:
+        answers: list[Any] = [None] * len(batch)
+        writes: list[Write] = []
+        places: list[int] = []
+        for place, job in enumerate(batch):
+            try:
+                writes.append(self._prepare(job.write))  # type: ignore[arg-type]  # a job without a call has a write
+                places.append(place)
+            except LongrunError as error:
+                answers[place] = error
+            except Exception as error:  # a key that cannot be had refuses this write, not the others
+                answers[place] = _wrapped(error, "while it was sealed")
+        outcome = _outcome(lambda: self._backend.commit(writes)) if writes else []
+        for n, place in enumerate(places):
+            answers[place] = outcome if isinstance(outcome, BaseException) else outcome[n]
+        return answers
+
+    @staticmethod
+    def _deliver(answered: list[tuple[Job, Any]]) -> None:
+        """Tell everybody, with one hop for each loop."""
+        by_loop: dict[Loop, list[tuple[Job, Any]]] = {}
+        for pair in answered:
+            if pair[0].loop is None:
+                pair[0].done(pair[1])
+            else:
+                by_loop.setdefault(pair[0].loop, []).append(pair)
+        for loop, pairs in by_loop.items():
+            loop.call_soon(_tell, pairs)
+
+
+def _tell(pairs: list[tuple[Job, Any]]) -> None:
+    for job, answer in pairs:
+        job.done(answer)
+
+
+def _outcome(function: Callable[[], Any]) -> Any:
+    """The value, or the error as a value: the writer's thread never dies of a job."""
+    try:
+        return function()
+    except LongrunError as error:
+        return error
+    except Exception as error:
+        return _wrapped(error, "in the backend")
+
+
+def _wrapped(error: Exception, where: str) -> StoreUnavailableError:
+    wrapped = StoreUnavailableError("checkpoint", f"{type(error).__name__} {where}")
+    wrapped.__cause__ = error
+    return wrapped

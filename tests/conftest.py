@@ -1,0 +1,223 @@
+"""What every test can ask for: both event loops, real servers, and a check that nothing is left running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import quote
+
+import psycopg
+import psycopg.sql
+import pytest
+import redis
+
+from tests import servers
+from tests.server_process import children_of, is_alive, server_pids
+from tests.servers import PostgresServer, RedisServer, Source
+
+LEAK_PATIENCE = 3.0
+"""Seconds that a thread or a child process may take to end after its test."""
+
+OWN_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Children that the standard library starts once and keeps for the life of the process."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("longrun")
+    group.addoption(
+        "--campaign-size",
+        type=int,
+        default=20,
+        metavar="N",
+        help="how many kills, faults or rounds each campaign test makes (default: %(default)s)",
+    )
+    group.addoption(
+        "--allow-missing-servers",
+        action="store_true",
+        help="skip tests whose server is not on this machine; without it they fail",
+    )
+
+
+def pytest_report_header() -> list[str]:
+    return servers.describe()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for a Redis runs on every one found, or once, to say that there is none."""
+    for fixture, local in (("redis_source", False), ("redis_local_source", True)):
+        if fixture in metafunc.fixturenames:
+            found = servers.find_redis(local=local)
+            values: list[Source | None] = [*found] or [None]
+            ids = [source.id for source in found] or ["missing"]
+            metafunc.parametrize(fixture, values, ids=ids, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="module", params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Every asynchronous test runs on both."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def campaign_size(request: pytest.FixtureRequest) -> int:
+    size = int(request.config.getoption("--campaign-size"))
+    if size < 1:
+        raise pytest.UsageError("--campaign-size must be at least 1")
+    return size
+
+
+# --- servers --------------------------------------------------------------------------------------------------------
+
+
+def _missing(request: pytest.FixtureRequest, what: str) -> NoReturn:
+    if request.config.getoption("--allow-missing-servers"):
+        pytest.skip(f"no {what} on this machine")
+    pytest.fail(f"no {what} on this machine; --allow-missing-servers skips what needs it", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(request: pytest.FixtureRequest) -> Iterator[PostgresServer | Source]:
+    """The worker's PostgreSQL, or the one that a URL names. To stop it: `disposable_postgres`."""
+    source = servers.find_postgres()
+    if source is None:
+        _missing(request, "PostgreSQL")
+    if source.url is not None:
+        yield source
+        return
+    with PostgresServer(source) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_schema(postgres_server: PostgresServer | Source) -> Iterator[str]:
+    """The name of a new, empty schema. Dropping it fails if the test left a transaction open on it."""
+    assert postgres_server.url is not None
+    name = f"test_{uuid.uuid4().hex}"
+    identifier = psycopg.sql.Identifier(name)
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(psycopg.sql.SQL("CREATE SCHEMA {}").format(identifier))
+    yield name
+    with psycopg.connect(postgres_server.url, autocommit=True, options="-c lock_timeout=5s") as connection:
+        connection.execute("SET client_min_messages = warning")
+        connection.execute(psycopg.sql.SQL("DROP SCHEMA {} CASCADE").format(identifier))
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer | Source, postgres_schema: str) -> str:
+    """A URL whose connections see only the test's own schema."""
+    assert postgres_server.url is not None
+    joint = "&" if "?" in postgres_server.url else "?"
+    return f"{postgres_server.url}{joint}options={quote(f'-csearch_path={postgres_schema}')}"
+
+
+@pytest.fixture
+def disposable_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    """A server of the test's own, with fsync on, to be stopped, killed and restarted."""
+    source = servers.find_postgres(local=True)
+    if source is None:
+        _missing(request, "PostgreSQL that can be killed")
+    with PostgresServer(source, fsync=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_source(request: pytest.FixtureRequest) -> Source:
+    """One of the Redis and Valkey servers found, in turn."""
+    if request.param is None:
+        _missing(request, "Redis or Valkey")
+    source: Source = request.param
+    return source
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_source: Source) -> Iterator[RedisServer | Source]:
+    """The worker's Redis or Valkey, or the one that a URL names. To stop it: `disposable_redis`."""
+    if redis_source.url is not None:
+        yield redis_source
+        return
+    with RedisServer(redis_source) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_prefix(redis_server: RedisServer | Source) -> Iterator[str]:
+    """A new prefix for keys; what was written under it is removed after the test."""
+    assert redis_server.url is not None
+    prefix = f"test:{uuid.uuid4().hex}:"
+    yield prefix
+    with redis.Redis.from_url(redis_server.url) as client:
+        for key in client.scan_iter(match=f"{prefix}*", count=1000):
+            client.delete(key)
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer | Source) -> str:
+    """The server's URL. One that was started here is empty; one from outside is left as it is: use `redis_prefix`."""
+    assert redis_server.url is not None
+    if isinstance(redis_server, RedisServer):
+        with redis.Redis.from_url(redis_server.url) as client:
+            client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def redis_local_source(request: pytest.FixtureRequest) -> Source:
+    """One of the Redis and Valkey servers that can be started here, in turn."""
+    if request.param is None:
+        _missing(request, "Redis or Valkey that can be killed")
+    source: Source = request.param
+    return source
+
+
+@pytest.fixture
+def disposable_redis(redis_local_source: Source) -> Iterator[RedisServer]:
+    """A server of the test's own, `appendfsync always`, to be stopped, killed and restarted."""
+    with RedisServer(redis_local_source) as server:
+        yield server
+
+
+# --- leaks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Fails a test that leaves a thread of the library or a child process behind (a warning fails it by itself)."""
+    threads, children = set(_library_threads()), set(_children())
+    yield
+    deadline = time.monotonic() + LEAK_PATIENCE
+    for thread in _library_threads():
+        if thread not in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    left = [f"thread {thread.name}" for thread in _library_threads() if thread not in threads]
+    left += [f"process {pid}: {_command_line(pid)}" for pid in _outlasting(set(_children()) - children, deadline)]
+    if left:
+        pytest.fail("left running: " + ", ".join(left), pytrace=False)
+
+
+def _library_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("longrun-")]
+
+
+def _children() -> list[int]:
+    mine = set(children_of(os.getpid())) - server_pids()
+    return [pid for pid in mine if not any(helper in _command_line(pid) for helper in OWN_HELPERS)]
+
+
+def _outlasting(pids: set[int], deadline: float) -> list[int]:
+    """Those of the processes that are still there at the deadline. Reaping them is for whoever started them."""
+    while pids and time.monotonic() < deadline:
+        pids = {pid for pid in pids if is_alive(pid)}
+        time.sleep(0.02 if pids else 0)
+    return sorted(pids)
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
