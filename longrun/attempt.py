@@ -132,6 +132,11 @@ class Attempt:
     def context(self) -> StepContext:
         return root_context(self.info, self, self.ledger)
 
+    @property
+    def interval(self) -> float:
+        """Seconds to which saves inside the step are coalesced."""
+        return self._host.checkpoint_interval
+
     # the port of the step's context
 
     @property

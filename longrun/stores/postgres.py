@@ -55,9 +55,7 @@ class PostgresBackend(StoreBackend):
         self._links.open()
         try:
             self._links.once(lambda connection: migrate(connection, self._queries))
-            self._listener = Listener(
-                self._queries.channel, self._links.listening, lambda: self._links.writer_pid
-            )
+            self._listener = Listener(self._queries.channel, self._links.listening, lambda: self._links.writer_pid)
         except BaseException:
             self._links.close()
             raise
@@ -97,7 +95,9 @@ class PostgresBackend(StoreBackend):
             refusal = error
         if len(batch) > 1:  # one value spoils the whole statement: find out whose it is
             return [self.commit([write])[0] for write in batch]
-        refused = NotStorableError(f"a value of execution {batch[0].id!r}", f"PostgreSQL refuses it ({type(refusal).__name__})")
+        refused = NotStorableError(
+            f"a value of execution {batch[0].id!r}", f"PostgreSQL refuses it ({type(refusal).__name__})"
+        )
         refused.__cause__ = refusal
         return [refused]
 

@@ -108,7 +108,7 @@ class RedisBackend(StoreBackend):
         found: list[Answer] = []
         for chunk in encode.chunks(batch):
             number: str | int = "" if chunk.comparable else self._next()
-            reply = self._link.repeated("commit", self._link.name, number, self._ttl, *chunk.args)
+            reply = self._link.repeated("commit", self._link.name, number, self._ttl, chunk.argument())
             found += encode.answers(chunk, reply, self._link.server.name)
         return found
 

@@ -109,19 +109,29 @@ class ClaimContract(ConformanceBase):
         created(backend, create("free", head_fields={"crashes": 2}))
         created(backend, create("own", head_fields=fields | {"owner": "me"}))
         ids = (*(f"x-{state}" for state in S), "free", "own")
-        given = backend.claim(claim(states=EVERY_STATE, dead=frozenset({"dead"}), ids=ids))
+        given = backend.claim(claim(states=EVERY_STATE, dead=frozenset({"dead", "me"}), ids=ids))
         crashes = {one.definition.id: one.head.crashes for one in given}
         counted = {"x-running", "x-resuming"}
         assert crashes == {id: 3 if id in counted else 2 for id in ids}
         assert {one.head.fence for one in given} == {1, 2}
 
-    def test_its_own_is_given_again_with_a_new_fence(self, backend: StoreBackend) -> None:
+    def test_what_the_claimer_owns_is_not_given_again(self, backend: StoreBackend) -> None:
+        """A claim for more work never takes the executions in hand away from their runners."""
         new = owned("a")
         created(backend, new)
-        (given,) = backend.claim(claim())
+        assert backend.claim(claim(dead=frozenset({"other"}))) == []
+        assert backend.claim(claim(ids=("a",))) == []
+        assert head_of(backend, "a") == new.head
+        assert done(backend, step("a", new.head)) == [None]
+
+    @pytest.mark.parametrize("ids", [None, ("a",)])
+    def test_a_claimer_that_names_itself_gets_its_own(self, backend: StoreBackend, ids: tuple[str, ...] | None) -> None:
+        """With a new fence, and no crash: it was not another owner's death."""
+        new = owned("a")
+        created(backend, new)
+        (given,) = backend.claim(claim(ids=ids, dead=frozenset({"me"})))
         assert given.head == attrs.evolve(new.head, fence=2)
-        (again,) = backend.claim(claim(ids=("a",)))
-        assert again.head == attrs.evolve(new.head, fence=3)
+        refused(backend, step("a", new.head), LeaseLostError)
 
     def test_several_dead_owners(self, backend: StoreBackend) -> None:
         created(backend, owned("a", "x"), owned("b", "y"), owned("c", "z"))
@@ -149,7 +159,8 @@ class ClaimContract(ConformanceBase):
                 "workflows": None if workflows is None else frozenset(workflows),
                 "queues": None if queues is None else frozenset(queues),
             }
-            return sorted(ids_of(backend.claim(claim(ids=ids, **fits))))
+            given = backend.claim(claim(ids=ids, dead=frozenset({"me"}), **fits))
+            return sorted(ids_of(given))
 
         assert ask({"w"}, {"q"}) == ["wq"]
         assert ask({"w", "unknown"}, None) == ["wp", "wq"]

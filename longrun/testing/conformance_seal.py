@@ -47,7 +47,7 @@ class SealContract(ConformanceBase):
         assert [message.payload for message in found.messages] == [TEXT + b"4"]
         assert await store.checkpoint("a", 1) == (new.boundary, {"b": TEXT + b"1"})
         assert [message.payload for message in await store.messages("a")] == [TEXT + b"4"]
-        (given,) = await store.claim(claim())
+        (given,) = await store.claim(claim(dead=frozenset({"me"})))
         assert attrs.evolve(given, head=found.head) == found
 
     @both

@@ -35,7 +35,9 @@ states = st.sampled_from([*ExecutionState, *[ExecutionState.RUNNING, ExecutionSt
 """Any, and more often those in which things happen."""
 payloads = st.sampled_from([b"", b"\x00\x01", b"plain", b"\xff" * 300])
 moments = st.none() | st.integers(-3, 3).map(lambda n: NOW + n)
-metadata = st.fixed_dictionaries({}, optional={"text": st.sampled_from(["Red", "r%d", "red_1"]), "n": st.integers(1, 3)})
+metadata = st.fixed_dictionaries(
+    {}, optional={"text": st.sampled_from(["Red", "r%d", "red_1"]), "n": st.integers(1, 3)}
+)
 sides = st.sampled_from([0, 1])
 
 
@@ -226,9 +228,13 @@ class StoreMachine(RuleBasedStateMachine):
         there = [stored.definition.id for stored in self.model.find(Query())]
         known = st.sampled_from(there * 5 + IDS)
         kinds: dict[str, st.SearchStrategy[Write]] = {
-            "new": st.builds(self.new, ids, head_changes(), st.sampled_from(WORKFLOWS), st.sampled_from(QUEUES), metadata),
+            "new": st.builds(
+                self.new, ids, head_changes(), st.sampled_from(WORKFLOWS), st.sampled_from(QUEUES), metadata
+            ),
             "save": st.builds(self.save, known, steps),
-            "send": st.builds(self.send, known, payloads | st.none(), st.sampled_from([None, *KEYS]), st.integers(2, 4)),
+            "send": st.builds(
+                self.send, known, payloads | st.none(), st.sampled_from([None, *KEYS]), st.integers(2, 4)
+            ),
         }
         weights = {"new": 1 if there else 5, "save": 6, "send": 3}
         chosen = st.sampled_from([kind for kind, weight in weights.items() for _ in range(weight)])
@@ -236,7 +242,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     def new(self, id: str, fields: dict[str, Any], workflow: str, queue: str, metadata: dict[str, Any]) -> Create:
         self.born += 1
-        rank = {"created": NOW + self.born * (-1) ** self.born, "priority": self.born % 3, "parent_id": IDS[self.born % 4]}
+        rank = {
+            "created": NOW + self.born * (-1) ** self.born,
+            "priority": self.born % 3,
+            "parent_id": IDS[self.born % 4],
+        }
         new = create(id, workflow=workflow, queue=queue, metadata=metadata, blobs={"b0": b"first"}, **rank)
         return attrs.evolve(new, head=attrs.evolve(new.head, **fields))
 

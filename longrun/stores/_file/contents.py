@@ -19,7 +19,14 @@ import attrs
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
 from longrun.stored import Boundary, Definition, Head, Loaded, Message, Save
-from longrun.stores._file.forms import boundary_form, boundary_from, definition_form, definition_from, head_form, head_from
+from longrun.stores._file.forms import (
+    boundary_form,
+    boundary_from,
+    definition_form,
+    definition_from,
+    head_form,
+    head_from,
+)
 from longrun.stores._file.lines import Identity, Line, pack
 
 INLINE_LIMIT = 8192
@@ -184,10 +191,15 @@ class Contents:
     def newest(self) -> int | None:
         return max((seq for seq in self.states if self.readable(seq)), default=None)
 
+    def found(self) -> tuple[Head, Definition]:
+        """Head and definition, without the steps; `CorruptDataError` if they cannot be read."""
+        if self.definition is None or self.head is None or self.steps is None:
+            raise CorruptDataError(f"execution {self.id!r}", "; ".join(["nothing of it is readable", *self.damage]))
+        return self.head, self.definition
+
     def settle(self) -> None:
         """Move the head back to the newest readable boundary, where damage makes that necessary."""
-        if self.definition is None or self.steps is None or self.head is None:
-            raise CorruptDataError(f"execution {self.id!r}", "; ".join(["nothing of it is readable", *self.damage]))
+        head, _ = self.found()
         newest = self.newest()
         if newest is None:
             raise CorruptDataError(f"execution {self.id!r}", "; ".join(["no state of it is readable", *self.damage]))
@@ -196,15 +208,13 @@ class Contents:
             self.damage.append(f"the state of checkpoint {wanted} is not readable")
         if not self.damage:
             return
-        if wanted != newest or self.head.seq not in self.rows:
-            self._move_back(self.rows[newest])
+        if wanted != newest or head.seq not in self.rows:
+            self._move_back(head, self.rows[newest])
             self.damage.append(f"it goes on from checkpoint {newest}")
         elif self.shaken:
             self.entries.clear()
 
-    def _move_back(self, row: dict[str, Any]) -> None:
-        head = self.head
-        assert head is not None
+    def _move_back(self, head: Head, row: dict[str, Any]) -> None:
         visit, iteration = row.get("visit", 1), row.get("iteration", 0)
         if self.shaken or visit != head.visit:
             self.entries.clear()
@@ -214,13 +224,13 @@ class Contents:
         return boundary_from(self.rows[seq], self.states[seq])
 
     def loaded(self, messages: Iterable[Message]) -> Loaded:
-        newest = self.newest()
-        assert newest is not None and self.definition is not None and self.head is not None and self.steps is not None
-        boundary = self.boundary(newest)
+        """Everything, once it is settled."""
+        head, definition = self.found()
+        boundary = self.boundary(self.newest() or 0)
         waiting = tuple([message for message in messages if self.mail.waits(message.id)])
         return Loaded(
-            definition=attrs.evolve(self.definition, steps=self.steps),
-            head=woken_head(self.head, bool(waiting)),
+            definition=attrs.evolve(definition, steps=self.steps),
+            head=woken_head(head, bool(waiting)),
             boundary=boundary,
             blobs={name: self.blobs[name] for name in boundary.blobs},
             entries=dict(self.entries),
@@ -300,7 +310,9 @@ def save_lines(identity: Identity, n: int, save: Save, mail: Mail, *, whole: boo
             if boundary.data is not None:
                 row["state"] = payloads.add(boundary.data, {"kind": "state", "seq": boundary.seq})
     if save.blobs:
-        fields["blobs"] = {name: payloads.add(data, {"kind": "blob", "name": name}) for name, data in save.blobs.items()}
+        fields["blobs"] = {
+            name: payloads.add(data, {"kind": "blob", "name": name}) for name, data in save.blobs.items()
+        }
     if save.put:
         fields["put"] = {key: payloads.add(data, {"kind": "entry", "key": key}) for key, data in save.put.items()}
     _add_rest(save, mail, fields)
@@ -322,11 +334,11 @@ def _add_rest(save: Save, mail: Mail, fields: dict[str, Any]) -> None:
 
 def snapshot_lines(identity: Identity, contents: Contents, n: int) -> list[bytes]:
     """Everything of an execution, each kept state and blob in a line of its own, so that one can break alone."""
-    assert contents.definition is not None and contents.head is not None
-    definition = attrs.evolve(contents.definition, steps=contents.steps or ())
+    head, definition = contents.found()
+    definition = attrs.evolve(definition, steps=contents.steps)
     found = first_lines(identity, definition, contents.born, n)
     payloads = _Payloads(identity, n + len(found), 0)
-    fields: dict[str, Any] = {"kind": "save", "whole": True, "head": head_form(contents.head)}
+    fields: dict[str, Any] = {"kind": "save", "whole": True, "head": head_form(head)}
     rows: list[dict[str, Any]] = []
     for seq in sorted(contents.rows):
         row = {key: value for key, value in contents.rows[seq].items() if key != "state"}
@@ -334,7 +346,9 @@ def snapshot_lines(identity: Identity, contents: Contents, n: int) -> list[bytes
             row["state"] = payloads.add(contents.states[seq], {"kind": "state", "seq": seq})
         rows.append(row)
     fields["boundaries"] = rows
-    fields["blobs"] = {name: payloads.add(data, {"kind": "blob", "name": name}) for name, data in contents.blobs.items()}
+    fields["blobs"] = {
+        name: payloads.add(data, {"kind": "blob", "name": name}) for name, data in contents.blobs.items()
+    }
     payloads.room = INLINE_LIMIT
     fields["put"] = {key: payloads.add(data, {"kind": "entry", "key": key}) for key, data in contents.entries.items()}
     if contents.mail.upto or contents.mail.more:

@@ -107,6 +107,9 @@ class Entries:
             self._ready[entry.stem] = entry
         elif entry.wake is not None:
             heapq.heappush(self._timed, (entry.wake, entry.stem))
+            if len(self._timed) > 2 * len(self.by_stem) + 1000:  # mostly moments that no longer hold
+                self._timed = [item for item in set(self._timed) if self._valid(*item)]
+                heapq.heapify(self._timed)
 
     def _unindex(self, entry: Entry) -> None:
         owned = self._by_owner.get(entry.head.owner, {})
@@ -134,7 +137,7 @@ class Entries:
         return entry is not None and entry.wake == moment
 
     def due(self, claim: Claim) -> Iterator[Entry]:
-        """What may be due for this claim: owned by nobody, by the claimer or by a dead one."""
+        """What may be due for this claim: owned by nobody or by a dead one."""
         yield from list(self._ready.values())
         taken: list[tuple[float, str]] = []
         while self._timed and self._timed[0][0] <= claim.now:
@@ -144,12 +147,12 @@ class Entries:
         for item in taken:
             heapq.heappush(self._timed, item)
         yield from [self.by_stem[stem] for _, stem in taken]
-        for owner in {claim.owner, *claim.dead}:
+        for owner in claim.dead:
             yield from list(self._by_owner.get(owner, {}).values())
 
 
 def free(head: Head, claim: Claim) -> bool:
-    return head.owner is None or head.owner == claim.owner or head.owner in claim.dead
+    return head.owner is None or head.owner in claim.dead
 
 
 def wanted(definition: Definition, head: Head, claim: Claim) -> bool:

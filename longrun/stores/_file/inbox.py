@@ -17,7 +17,7 @@ from longrun.stored import Message, Send
 from longrun.stores._file.contents import Mail
 from longrun.stores._file.disk import Folder, read_range, write_all
 from longrun.stores._file.forms import message_form, message_from
-from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, Line, pack, unpack
+from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, Line, fits, pack, unpack
 from longrun.stores._file.place import KIND, Place, done_inbox_name, unavailable
 
 KEYS_REMEMBERED = 1024
@@ -73,14 +73,12 @@ def parse_letters(place: Place, box: Box, data: bytes) -> Letters:
     letters = Letters(end=data.rfind(b"\n") + 1)
     letters.clean = letters.end == len(data)
     identity = Identity(box.id, 0)
-    for text in data.split(b"\n"):
-        if not text:
-            continue
+    *lines, rest = data.split(b"\n")
+    for text in [*lines, rest] if fits(rest) else lines:
         try:
             _add(letters, unpack(text, identity), box.born)
         except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
-            if len(text) != len(data) - letters.end:
-                place.keep_aside(f"{box.name}.inbox", text)
+            place.keep_aside(f"{box.name}.inbox", text)
     return letters
 
 
@@ -155,15 +153,12 @@ def _send_locked(
 
 
 def _close_end(place: Place, fd: int, data: bytes, end: int) -> int:
-    """A write that was cut short stands at the end: take it away. If it is whole but for its newline, it stays, complete."""
-    try:
-        unpack(data[end:], Identity("", 0))
-    except BrokenLineError:
-        place.disk.truncate(fd, end)
-        return end
-    except ForeignLineError:
+    """Cut off a write that a crash left half done; one that only lacks its newline gets it."""
+    if fits(data[end:]):
         write_all(place.disk, fd, b"\n")
-    return len(data) + 1
+        return len(data) + 1
+    place.disk.truncate(fd, end)
+    return end
 
 
 def _append(place: Place, fd: int, size: int, data: bytes) -> None:

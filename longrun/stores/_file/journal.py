@@ -81,6 +81,10 @@ def locate(place: Place, id: str) -> Spot | None:
             gen += 1
         if place.live.stat(journal_name(stem, gen)) is not None:
             return Spot(place.live, stem, gen, journal_name(stem, gen))
+        if (spot := done_spot(place, stem)) is not None:
+            return spot
+        if not any(gen > 0 for gen in _generations(place, stem)):
+            return None  # it was being deleted when a crash came: only the signpost is left
     raise StoreUnavailableError(KIND, f"the journal of execution {id!r} keeps moving")
 
 
@@ -106,9 +110,12 @@ def _start_generation(place: Place, stem: str) -> int | None:
     try:
         fields = unpack(line, Identity(identity_of(line).id, 0)).fields
     except (BrokenLineError, ForeignLineError):  # also a definition longer than what was read
-        found = [parsed[1] for name in place.live.names() if (parsed := parse_journal_name(name)) and parsed[0] == stem]
-        return max(found, default=None)
+        return max(_generations(place, stem), default=None)
     return int(fields["to"]) if fields["kind"] == "moved" else 0
+
+
+def _generations(place: Place, stem: str) -> list[int]:
+    return [found[1] for name in place.live.names() if (found := parse_journal_name(name)) and found[0] == stem]
 
 
 def signpost(id: str, gen: int) -> bytes:
@@ -201,9 +208,7 @@ def read_spot(place: Place, id: str, spot: Spot, limit: int | None = None) -> tu
     return _replayed(place, spot, identity, data, before)
 
 
-def _replayed(
-    place: Place, spot: Spot, identity: Identity, data: bytes, contents: Contents
-) -> tuple[Contents, Tail]:
+def _replayed(place: Place, spot: Spot, identity: Identity, data: bytes, contents: Contents) -> tuple[Contents, Tail]:
     first = data.partition(b"\n")[0]
     try:
         unpack(first, identity)
@@ -238,7 +243,7 @@ def read_summary(place: Place, spot: Spot, known: tuple[str, str, Definition] | 
         found, at, clean = _last_save(end, identity, whole=whole)
     except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
         return None
-    id, born, definition = known
+    _, born, definition = known
     where = (0 if whole else size - len(end)) + at
     return Summary(
         definition, born, head_from(found.fields["head"]), mail_from(found.fields), Tail(found.n, where, clean)
@@ -315,7 +320,7 @@ class Journal:
         return status.st_ino == self.ino and (self.bad or status.st_size == self.size)
 
     def append(self, data: bytes) -> None:
-        """Write and sync, or leave no trace; a journal that may have one is marked as bad, and is never synced again."""
+        """Write and sync, or leave no trace; a journal that may have one is marked as bad and never synced again."""
         disk = self.place.disk
         try:
             write_all(disk, self.fd, data)
@@ -340,14 +345,14 @@ class Journal:
         raise LeaseLostError(self.id, self.head.fence)
 
     def mend(self) -> None:
-        """After a failed write or sync: carry what was acknowledged over to a new file. The old one is not trusted again."""
+        """After a failed write or sync: carry what was acknowledged over to a new file, and leave the old one."""
         data = self.place.live.read(self.name, 0, self.size)
         contents = Contents(self.id)
         tail = Replay(contents, self.identity, lambda _: "").run(data)
         if len(data) != self.size or tail.end != self.size or contents.damage:
             raise StoreUnavailableError(KIND, f"the journal of execution {self.id!r} cannot be read back")
         self._replace(data)
-        self.bad = False
+        self._sync_name()
 
     def compact(self) -> None:
         """Replace the journal by its snapshot; rows of old checkpoints go to the history first."""
@@ -362,6 +367,13 @@ class Journal:
         self._replace(data)
         self.n, self.size = len(lines), len(data)
         self.set_limit()
+        self._sync_name()
+
+    def _sync_name(self) -> None:
+        """Until the new file has the name for good, nothing in it may be acknowledged."""
+        self.bad = True
+        self.place.live.sync()
+        self.bad = False
 
     def _replace(self, data: bytes) -> None:
         place = self.place
@@ -372,14 +384,14 @@ class Journal:
             status = place.live.stat(self.name)
             if status is None or status.st_ino != self.ino:
                 raise LeaseLostError(self.id, self.head.fence)
+            ino = place.disk.fstat(fd).st_ino
             place.replace(temporary, place.live, self.name)
         except BaseException:
             place.disk.close(fd)
             place.drop_temporary(temporary)
             raise
         self.close()
-        self.fd, self.ino = fd, place.disk.fstat(fd).st_ino
-        place.live.sync()
+        self.fd, self.ino = fd, ino
 
 
 def move_history(place: Place, stem: str, contents: Contents) -> None:
@@ -422,28 +434,28 @@ def read_history(place: Place, stem: str, id: str, born: str) -> dict[int, dict[
     return rows
 
 
-def remove_older(place: Place, over: Iterable[tuple[str, int]]) -> None:
-    """Remove the generations before the given one of each execution, oldest first; those in use stay for another time.
+def remove_older(place: Place, over: Iterable[tuple[str, int]]) -> set[str]:
+    """Remove the generations before the given one of each execution, oldest first; the ids for which that was possible.
 
     Signposts are durable before what they lead past is gone: no power cut can bring an old generation to the front."""
-    ready = [(id, gen) for id, gen in over if _put_signpost(place, id, gen)]
-    if ready:
+    ready = [(id, gen) for id, gen in over if gen == 0 or _put_signpost(place, id, gen)]
+    if any(gen > 0 for _, gen in ready):
         place.live.sync()
-    for id, gen in ready:
-        stem = stem_of(id)
-        older = gen - 1
-        while older > 0 and place.live.stat(journal_name(stem, older)) is not None:
-            older -= 1
-        for number in range(older + 1, gen):
-            if not _remove_locked(place, stem, number, None):
-                break
+    return {id for id, gen in ready if _remove_between(place, stem_of(id), gen)}
+
+
+def _remove_between(place: Place, stem: str, gen: int) -> bool:
+    older = gen - 1
+    while older > 0 and place.live.stat(journal_name(stem, older)) is not None:
+        older -= 1
+    return all(remove_locked(place, stem, number) for number in range(older + 1, gen) if number > 0)
 
 
 def _put_signpost(place: Place, id: str, gen: int) -> bool:
-    return gen > 0 and _remove_locked(place, stem_of(id), 0, signpost(id, gen))
+    return remove_locked(place, stem_of(id), 0, signpost(id, gen))
 
 
-def _remove_locked(place: Place, stem: str, gen: int, instead: bytes | None) -> bool:
+def remove_locked(place: Place, stem: str, gen: int, instead: bytes | None = None) -> bool:
     """Unlink a generation, or put something in its stead, while nobody replaces it."""
     name = journal_name(stem, gen)
     try:

@@ -5,7 +5,8 @@ Place in the life of an execution: checkpoint. ::
     {"crc":"9ae0c1b2","id":"site-42","gen":3,"n":7,"sizes":[14],"data":[{"url":"x"}],"kind":"save","head":{…}}\n
 
 The checksum covers every byte behind its own field. Payloads are opaque bytes, cut out again by `sizes` and never
-parsed: JSON text stands there as it is, so that `cat` and `jq` can read it; all else is a base64 string, marked by a negative size.
+parsed: JSON text stands there as it is, so that `cat` and `jq` can read it; all else is a base64 string, marked by a
+negative size.
 """
 
 from __future__ import annotations
@@ -104,6 +105,15 @@ def unpack_any(line: bytes) -> tuple[Identity, Line]:
     """The contents of a line that may belong to anybody."""
     identity = identity_of(line)
     return identity, unpack(line, identity)
+
+
+def fits(line: bytes) -> bool:
+    """Whether a line, whoever owns it, fits its checksum."""
+    try:
+        _checked(line)
+    except BrokenLineError:
+        return False
+    return True
 
 
 def identity_of(line: bytes) -> Identity:

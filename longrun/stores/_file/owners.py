@@ -37,7 +37,7 @@ def unregister(place: Place, owner: str) -> None:
 
 
 def read_owners(place: Place, clock: Clock) -> list[Owner]:
-    """Everybody who is registered. A file that cannot be read names nobody: its owner counts as dead, fenced as ever."""
+    """Everybody who is registered. A file that cannot be read names nobody: its owner counts as dead, and is fenced."""
     found: list[Owner] = []
     for name in sorted(place.owners.names()):
         try:

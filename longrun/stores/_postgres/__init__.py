@@ -1,1 +1,1 @@
-"""The parts of the PostgreSQL store: connections, migrations, arrays, writing, claiming, loading, finding, listening."""
+"""The parts of the PostgreSQL store: connections, migrations, writing, claiming, loading, finding, listening."""

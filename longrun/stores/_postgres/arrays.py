@@ -15,7 +15,8 @@ from psycopg.pq import Format
 
 from longrun.stores._postgres.driver import psycopg
 
-_HEAD = struct.Struct(">5i").pack
+_HEAD = struct.Struct(">3i").pack
+_SIZE = struct.Struct(">2i").pack
 _LENGTH = struct.Struct(">i").pack
 _INT = struct.Struct(">iq").pack
 _FLOAT = struct.Struct(">id").pack
@@ -31,10 +32,14 @@ class Column:
     element: ClassVar[int]
     """The number (oid) of the element's type: the same in every PostgreSQL."""
     array: ClassVar[int]
+    head: ClassVar[bytes]
 
     def __init__(self, values: Iterable[Any]) -> None:
         parts = self.pack(values)
-        self.data = b"".join([_HEAD(1, 1, self.element, len(parts), 1), *parts])
+        self.data = b"".join([self.head, _SIZE(len(parts), 1), *parts])
+
+    def __init_subclass__(cls) -> None:
+        cls.head = _HEAD(1, 1, cls.element)
 
     @staticmethod
     def pack(values: Iterable[Any]) -> list[bytes]:

@@ -155,12 +155,14 @@ class Batch:
             self._let_go(connection, released, set(applied))
         return applied
 
-    def _run(self, connection: Connection, name: str, parts: Parts, parameters: dict[str, Any], tell: bool) -> list[str]:
+    def _run(
+        self, connection: Connection, name: str, parts: Parts, parameters: dict[str, Any], tell: bool
+    ) -> list[str]:
         """The ids for which it was done."""
         if tell:
             parameters["channel"] = self.queries.channel
         statement = self.queries.joined(name, *parts.names(), "answer_and_tell" if tell else "answer")
-        row = statement.run(connection, parameters, prepare=True).fetchone()
+        row = statement.run(connection, parameters).fetchone()
         return (row and row[0]) or []
 
     def _let_go(self, connection: Connection, released: list[Save], applied: set[str]) -> None:
@@ -168,9 +170,9 @@ class Batch:
         ended = [save.id for save in released if save.id in applied and save.head.state in ENDED]
         resting = [save.id for save in released if save.id in applied and not save.head.state.finished]
         if ended:
-            self.queries.run(connection, "sweep_ended", ids=Texts(ended), prepare=True)
+            self.queries.run(connection, "sweep_ended", ids=Texts(ended))
         if resting:
-            self.queries.run(connection, "wake_released", ids=Texts(resting), prepare=True)
+            self.queries.run(connection, "wake_released", ids=Texts(resting))
 
     def _judge(self, connection: Connection, saves: dict[str, tuple[int, Save]]) -> dict[str, tuple[int, Save]]:
         """Why these were not applied. Returned is what would fit by now, and is tried again."""

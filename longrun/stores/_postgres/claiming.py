@@ -59,7 +59,7 @@ class Claiming:
         if claim.ids is not None:
             found = self._queries.run(connection, "claim_these", ids=Texts(claim.ids), **parameters)
         else:
-            found = self._queries.run(connection, "claim_due", now=float(claim.now), **parameters, prepare=True)
+            found = self._queries.run(connection, "claim_due", now=float(claim.now), **parameters)
         ids = Texts([id for (id,) in found])
         return [id for (id,) in self._queries.run(connection, "claim_first", ids=ids, limit=claim.limit)]
 
@@ -78,7 +78,7 @@ class Claiming:
             values.append((id, rows.head_crc(id, row), *row))
         if values:
             heads = columns(HEAD_NAMES, HEAD_KINDS, values)
-            self._queries.run(connection, "claim", token=self._token, **heads, prepare=True)
+            self._queries.run(connection, "claim", token=self._token, **heads)
         return given
 
     def _claimed(self, head: Head) -> Head:

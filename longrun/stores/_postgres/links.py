@@ -11,7 +11,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from psycopg.conninfo import conninfo_to_dict
@@ -28,6 +28,16 @@ WRITE_PAUSES = (0.02, 0.1, 0.3, 0.6, 1.0)
 """Seconds before each repetition of a write; then `StoreUnavailableError`."""
 READ_PAUSES = (0.0, 0.1, 0.4)
 IDLE_READERS = 4
+
+WRITER_SETTINGS = {
+    "synchronous_commit": "on",  # whoever turned it off for speed did not mean checkpoints
+    # Every statement of the writer goes by an index, whatever the planner thinks of tables that were empty a moment
+    # ago; so one plan does for all times, and planning would cost as much as a small commit.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+}
+READER_SETTINGS = {"plan_cache_mode": "force_custom_plan"}
+"""For connections that are made here. Those of an application's pool keep the application's settings."""
 
 _PASSING = (
     *(errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow, errors.TooManyConnections),
@@ -74,7 +84,7 @@ def may_pass(error: psycopg.Error) -> bool:
 class Links:
     """Every connection of one store but the listening one, which `listening` makes and its user keeps."""
 
-    def __init__(self, source: str | Pool) -> None:
+    def __init__(self, source: object) -> None:
         self._pool: Pool | None = None
         self._settings: dict[str, Any] = {}
         if isinstance(source, str):
@@ -145,7 +155,7 @@ class Links:
                 yield connection
             return
         if self._writer is None or self._writer.closed:
-            self._writer = self._connect()
+            self._writer = self._connect(WRITER_SETTINGS)
             self.writer_pid = self._writer.info.backend_pid
         try:
             yield self._writer
@@ -165,8 +175,8 @@ class Links:
                 yield connection
             return
         with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        connection = connection or self._connect()
+            idle = self._idle.pop() if self._idle else None
+        connection = self._connect(READER_SETTINGS) if idle is None else idle
         try:
             yield connection
         except psycopg.Error:
@@ -192,15 +202,12 @@ class Links:
 
     # connections
 
-    def _connect(self) -> Connection:
+    def _connect(self, settings: dict[str, str]) -> Connection:
         connection: Connection = psycopg.connect(autocommit=True, **self._settings)
         try:
             teach(connection)
-            # Whoever set this to off for speed did not mean checkpoints.
-            connection.execute(
-                "SELECT set_config('synchronous_commit', 'on', false)"
-                " WHERE current_setting('synchronous_commit') = 'off'"
-            )
+            for name, value in settings.items():
+                connection.execute("SELECT set_config(%s, %s, false)", (name, value))
         except BaseException:
             connection.close()
             raise
@@ -226,7 +233,7 @@ class Links:
         """A new connection of its own, which nobody else uses."""
         try:
             if self._pool is None:
-                return self._connect()
+                return self._connect({})
             kwargs = {**_called(self._pool.kwargs or {}), "autocommit": True}
             connection: Connection = psycopg.connect(_called(self._pool.conninfo), **kwargs)
             return connection
@@ -247,11 +254,6 @@ def _known(pool: Pool) -> dict[str, Any]:
 
 def _parse(url: str) -> dict[str, Any]:
     """The URL's parts. A driver's message about a bad one quotes it, so neither it nor its cause is passed on."""
-    settings: dict[str, Any] | None = None
-    try:
-        settings = dict(conninfo_to_dict(url))
-    except psycopg.Error:
-        pass
-    if settings is None:
-        raise StoreSettingsError(KIND, "its URL cannot be read; write postgresql://user@host:5432/database")
-    return _DEFAULTS | settings
+    with suppress(psycopg.Error):
+        return _DEFAULTS | dict(conninfo_to_dict(url))
+    raise StoreSettingsError(KIND, "its URL cannot be read; write postgresql://user@host:5432/database")

@@ -70,7 +70,7 @@ class Listener:
     def _told(self, connection: Connection) -> bool:
         """Whether anybody but this store's own writer had something to say."""
         own = self._own_pid()
-        return any([notify.pid != own for notify in connection.notifies(timeout=0)])
+        return {own} != {own, *(notify.pid for notify in connection.notifies(timeout=0))}
 
     def _interrupted(self, fd: int, seconds: float) -> bool:
         """Wait for the server or for `wake`; True if it was `wake`."""

@@ -71,9 +71,7 @@ class Conditions:
     def _label(self, n: int, key: str, value: Any) -> None:
         """Equal, type and all. The first condition is for the index: it finds what holds at least this value."""
         found = json.dumps(labels(value))
-        self._add(
-            f"coalesce(d.labels -> %(key{n})s, 'null'::jsonb) = %(value{n})s::jsonb", f"key{n}", rows.clean(key)
-        )
+        self._add(f"coalesce(d.labels -> %(key{n})s, 'null'::jsonb) = %(value{n})s::jsonb", f"key{n}", rows.clean(key))
         self.parameters[f"value{n}"] = found
         if value is not None:
             self._add(f"d.labels @> %(label{n})s::jsonb", f"label{n}", json.dumps({rows.clean(key): labels(value)}))

@@ -54,7 +54,7 @@ class Loader:
             return error
 
     def _rows(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        return self._queries.run(self._connection, name, prepare=True, **parameters).fetchall()
+        return self._queries.run(self._connection, name, **parameters).fetchall()
 
     def _read_newest(self, found: dict[str, Parts]) -> None:
         """The newest boundary with a state, its blobs, and the numbers of all that have one."""

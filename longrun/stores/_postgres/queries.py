@@ -14,6 +14,7 @@ from typing import Any
 from longrun.errors import StoreSettingsError
 from longrun.stores._postgres.driver import psycopg
 
+Cursor = psycopg.RawCursor[tuple[Any, ...]]
 KIND = "postgres"
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
@@ -21,7 +22,7 @@ _PARAMETER = re.compile(r"%\((\w+)\)s")
 _MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
 
 
-def quoted_schema(schema: str) -> str:
+def quoted_schema(schema: object) -> str:
     """The schema as an identifier; only plain names are taken."""
     if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema) or schema.lower().startswith("pg_"):
         problem = f"schema={schema!r} is no plain name: letters, digits and _, at most 63, not beginning with pg_"
@@ -48,8 +49,8 @@ class Statement:
         self._text = _PARAMETER.sub(lambda match: numbers[match[1]], text).encode()
 
     def run(
-        self, connection: psycopg.Connection[Any], parameters: Mapping[str, Any], *, prepare: bool | None = None
-    ) -> psycopg.RawCursor[tuple[Any, ...]]:
+        self, connection: psycopg.Connection[Any], parameters: Mapping[str, Any], *, prepare: bool = True
+    ) -> Cursor:
         cursor = psycopg.RawCursor(connection)
         return cursor.execute(self._text, [parameters[name] for name in self._names], prepare=prepare, binary=True)
 
@@ -75,10 +76,8 @@ class Queries:
         """A statement with conditions that were put together for this one time."""
         return Statement(self._texts[name].replace("{conditions}", conditions))
 
-    def run(
-        self, connection: psycopg.Connection[Any], name: str, *, prepare: bool | None = None, **parameters: Any
-    ) -> psycopg.RawCursor[tuple[Any, ...]]:
-        return self.joined(name).run(connection, parameters, prepare=prepare)
+    def run(self, connection: psycopg.Connection[Any], name: str, /, **parameters: Any) -> Cursor:
+        return self.joined(name).run(connection, parameters)
 
 
 def migrations() -> list[tuple[int, str, str]]:

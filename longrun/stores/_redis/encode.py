@@ -1,12 +1,13 @@
-"""Writes as arguments of the commit script, in as few pieces as will do, and its answers as the contract has them.
+"""Writes as the one argument of the commit script, and its answers as the contract has them.
 
-Place in the life of an execution: checkpoint. The common step costs nine arguments; redis-py's time is in arguments.
+Place in the life of an execution: checkpoint. All writes of a call are one MessagePack list of strings, which the
+server unpacks in a tenth of the time that it and redis-py need for as many arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from longrun.errors import (
     CorruptDataError,
@@ -16,7 +17,7 @@ from longrun.errors import (
     SignalQueueFullError,
     WriteOrderError,
 )
-from longrun.stored import Boundary, Create, Save, Send, Write
+from longrun.stored import Boundary, Create, Head, Save, Send, Write
 from longrun.stores._redis import format
 from longrun.stores.base import Answer
 
@@ -25,18 +26,42 @@ WRITES = 1000
 BYTES = 8 << 20
 """Bytes in one call, about."""
 
-Argument = bytes | str | int
+_SHORT = [b"\xda" + struct.pack(">H", length) for length in range(4096)]
+"""What stands before a string of each length."""
+
+
+def _string(value: bytes) -> bytes:
+    length = len(value)
+    return (_SHORT[length] if length < 4096 else b"\xdb" + struct.pack(">I", length)) + value
+
+
+_NUMBERS = [_string(b"%d" % number) for number in range(1024)]
+_NONE = _string(b"")
+
+
+def _number(value: int) -> bytes:
+    return _NUMBERS[value] if 0 <= value < 1024 else _string(b"%d" % value)
 
 
 class Chunk:
-    """Some writes of a batch, as arguments of one call."""
+    """Some writes of a batch, for one call."""
 
     def __init__(self) -> None:
-        self.args: list[Argument] = []
-        self.writes: list[Write] = []
+        self.parts: list[bytes] = []
+        self.count = 0
         self.size = 0
+        self.writes: list[Write] = []
         self.comparable = True
         """Only saves: a repetition is a comparison, and needs no number."""
+
+    def add(self, kind: bytes, strings: list[bytes]) -> None:
+        self.parts.append(_string(kind) + _number(len(strings)))
+        self.parts += strings
+        self.count += 2 + len(strings)
+        self.size += sum(map(len, strings))
+
+    def argument(self) -> bytes:
+        return b"\xdd" + struct.pack(">I", self.count) + b"".join(self.parts)
 
 
 def chunks(batch: Sequence[Write]) -> Iterator[Chunk]:
@@ -56,75 +81,83 @@ def chunks(batch: Sequence[Write]) -> Iterator[Chunk]:
         yield chunk
 
 
+_STEP = _string(b"S") + _number(7)
+
+
 def _save(chunk: Chunk, save: Save) -> None:
     head, id = save.head, save.id.encode()
     control, packed = format.control_bytes(id, head), format.head_bytes(id, head)
     rows = save.boundaries
-    keep: Argument = "" if save.keep_from is None else save.keep_from
+    keep = _NONE if save.keep_from is None else _number(save.keep_from)
     rest = save.clear or save.put or save.blobs or save.take or save.drop or save.drop_blobs
-    if len(rows) == 1 and not rest and rows[0].data is not None and not head.state.finished:
-        row = rows[0]
-        state = format.framed(b"%b\0%d" % (id, row.seq), row.data)  # type: ignore[arg-type]  # not None, just above
-        chunk.size += len(state)
-        chunk.args += ("S", 7, id, control, packed, row.seq, format.row_bytes(id, row), state, keep)
+    if len(rows) != 1 or rest or rows[0].data is None or head.state.finished:
+        _save_any(chunk, save, [_string(id), _string(control), _string(packed), _ended(head), keep])
         return
-    args: list[Argument] = [id, control, packed, "" if head.ended is None else repr(head.ended), keep, int(save.clear)]
-    args += _boundaries(id, rows)
-    args += _framed(format.blob_identity, save.id, save.blobs)
-    args += _names(save.drop)
-    args += _framed(format.entry_identity, save.id, save.put)
-    args += (len(save.take), *save.take)
-    args += _names(save.drop_blobs)
-    _add(chunk, "s", args)
+    row, data = rows[0], rows[0].data
+    state = _string(format.framed(b"%b\0%d" % (id, row.seq), data))
+    head_parts = _STEP + _string(id) + _string(control) + _string(packed) + _number(row.seq)
+    chunk.parts += (head_parts, _string(format.row_bytes(id, row)), state, keep)
+    chunk.count += 9
+    chunk.size += len(state)
+
+
+def _save_any(chunk: Chunk, save: Save, strings: list[bytes]) -> None:
+    strings.append(_number(save.clear))
+    strings += _boundaries(save.id.encode(), save.boundaries)
+    strings += _framed(format.blob_identity, save.id, save.blobs)
+    strings += _names(save.drop)
+    strings += _framed(format.entry_identity, save.id, save.put)
+    strings += (_number(len(save.take)), *map(_number, save.take))
+    strings += _names(save.drop_blobs)
+    chunk.add(b"s", strings)
 
 
 def _create(chunk: Chunk, create: Create) -> None:
     d, head, id = create.definition, create.head, create.id.encode()
-    args: list[Argument] = [
-        id,
-        format.control_bytes(id, head),
-        format.head_bytes(id, head),
-        "" if head.ended is None else repr(head.ended),
-        format.definition_bytes(d),
-        format.steps_bytes(d),
-        format.index_record(d),
+    strings = [
+        _string(id),
+        _string(format.control_bytes(id, head)),
+        _string(format.head_bytes(id, head)),
+        _ended(head),
+        _string(format.definition_bytes(d)),
+        _string(format.steps_bytes(d)),
+        _string(format.index_record(d)),
     ]
-    args += _boundaries(id, (create.boundary,))
-    args += _framed(format.blob_identity, create.id, create.blobs)
-    _add(chunk, "c", args)
+    strings += _boundaries(id, (create.boundary,))
+    strings += _framed(format.blob_identity, create.id, create.blobs)
+    chunk.add(b"c", strings)
     chunk.comparable = False
 
 
 def _send(chunk: Chunk, send: Send) -> None:
     key = b"" if send.message.key is None else b"=" + send.message.key.encode("utf-8", "surrogatepass")
-    _add(chunk, "m", [send.id.encode(), send.limit, key, format.message_bytes(send.id, send.message)])
+    message = format.message_bytes(send.id, send.message)
+    chunk.add(b"m", [_string(send.id.encode()), _number(send.limit), _string(key), _string(message)])
     chunk.comparable = False
 
 
-def _add(chunk: Chunk, kind: str, args: list[Argument]) -> None:
-    chunk.size += sum(len(arg) for arg in args if isinstance(arg, bytes))
-    chunk.args += (kind, len(args))
-    chunk.args += args
+def _ended(head: Head) -> bytes:
+    return _NONE if head.ended is None else _string(repr(head.ended).encode())
 
 
-def _boundaries(id: bytes, boundaries: Sequence[Boundary]) -> list[Argument]:
-    args: list[Argument] = [len(boundaries)]
+def _boundaries(id: bytes, boundaries: Sequence[Boundary]) -> list[bytes]:
+    strings = [_number(len(boundaries))]
     for b in boundaries:
         state = b"" if b.data is None else format.framed(b"%b\0%d" % (id, b.seq), b.data)
-        args += (b.seq, format.row_bytes(id, b), state)
-    return args
+        strings += (_number(b.seq), _string(format.row_bytes(id, b)), _string(state))
+    return strings
 
 
-def _framed(identity: Any, id: str, values: Mapping[str, bytes]) -> list[Argument]:
-    args: list[Argument] = [len(values)]
+def _framed(identity: Callable[[str, bytes], bytes], id: str, values: Mapping[str, bytes]) -> list[bytes]:
+    strings = [_number(len(values))]
     for name, data in values.items():
         field = name.encode("utf-8", "surrogatepass")
-        args += (field, format.framed(identity(id, field), data))
-    return args
+        strings += (_string(field), _string(format.framed(identity(id, field), data)))
+    return strings
 
 
-def _names(names: Sequence[str]) -> list[Argument]:
-    return [len(names), *(name.encode("utf-8", "surrogatepass") for name in names)]
+def _names(names: Sequence[str]) -> list[bytes]:
+    return [_number(len(names)), *(_string(name.encode("utf-8", "surrogatepass")) for name in names)]
 
 
 def answers(chunk: Chunk, reply: bytes, store: str) -> list[Answer]:

@@ -89,7 +89,7 @@ class Finder:
 
     def _named(self, ids: list[bytes]) -> Iterator[Stored]:
         for at in range(0, len(ids), PAGE):
-            flat = self._link.repeated("rows", *ids[at : at + PAGE])
+            flat: list[Any] = format.unpacked(self._link.repeated("rows", *ids[at : at + PAGE]))
             for n in range(0, len(flat), 4):
                 row = self._stored(flat[n].decode(), *flat[n + 1 : n + 4])
                 if row is not None:
@@ -103,7 +103,7 @@ class Finder:
         place: tuple[Any, Any] = ("", "") if after is None else (repr(after[0]), after[1])
         size = min(PAGE, query.limit)
         while sets:
-            flat = self._link.repeated("page", size, *place, lowest, under, *sets)
+            flat: list[Any] = format.unpacked(self._link.repeated("page", size, *place, lowest, under, *sets))
             for n in range(0, len(flat), 5):
                 row = self._stored(flat[n].decode(), *flat[n + 2 : n + 5])
                 if row is not None:

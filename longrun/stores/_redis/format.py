@@ -31,6 +31,7 @@ FORMAT = 1
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<B?7q7d")
 _ROW = struct.Struct("<7q2d")
+_SEQ = struct.Struct("<q")
 _NAN = math.nan
 _STATES = tuple(ExecutionState)
 _BY_NAME = {state.value: state for state in _STATES}
@@ -297,14 +298,28 @@ def row_bytes(id: bytes, boundary: Boundary) -> bytes:
     return b"%08x %b" % (crc32(rest, crc32(id)), rest)
 
 
-def row_from(id: str, seq: int, value: bytes | None) -> Boundary:
-    """Without its state."""
+def _row_rest(id: str, value: bytes | None) -> bytes:
     try:
         crc, _, rest = (value or b"").partition(b" ")
         if int(crc, 16) != crc32(rest, crc32(id.encode())):
             raise DamagedError
     except ValueError:
         raise DamagedError from None
+    return rest
+
+
+def row_names(id: str, seq: int, value: bytes | None) -> tuple[str, ...]:
+    """Only the names of its blobs."""
+    length, _, body = _row_rest(id, value).partition(b" ")
+    names, body = body[: int(length)], body[int(length) :]
+    if _SEQ.unpack_from(body)[0] != seq:
+        raise DamagedError
+    return tuple(json.loads(names)) if names else ()
+
+
+def row_from(id: str, seq: int, value: bytes | None) -> Boundary:
+    """Without its state."""
+    rest = _row_rest(id, value)
     length, _, body = rest.partition(b" ")
     names, body = body[: int(length)], body[int(length) :]
     number, step, attempts, next, visit, iteration, size, started, ended = _ROW.unpack_from(body)
@@ -372,6 +387,16 @@ def owner_from(id: bytes, value: bytes, remaining: float) -> Owner:
     return Owner(
         id=text_of(id), life=life, remaining=remaining, workflows=tuple(workflows), queues=tuple(queues)
     )
+
+
+def unpacked(reply: Sequence[bytes]) -> list[bytes | None]:
+    """Values that a script packed into two: their lengths, and all their bytes."""
+    body, at = reply[1], 0
+    values: list[bytes | None] = []
+    for length in map(int, reply[0].split()):
+        values.append(body[at : at + length] if length >= 0 else None)
+        at += max(0, length)
+    return values
 
 
 def pairs(flat: Sequence[bytes]) -> Mapping[bytes, bytes]:

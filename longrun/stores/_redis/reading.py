@@ -44,7 +44,7 @@ class Reader:
         """Those of the executions that are there, in order, a few calls for all of them."""
         at = 0
         while at < len(ids):
-            found = self._link.repeated("load", BYTES, "", *ids[at : at + LOADED])
+            found = _records(format.unpacked(self._link.repeated("load", BYTES, "", *ids[at : at + LOADED])))
             for id, raw in zip(ids[at:], found, strict=False):
                 if raw is not None:
                     yield id, self._loaded(id, raw)
@@ -54,7 +54,7 @@ class Reader:
         try:
             return _sound(id, raw)
         except DamagedError:
-            (everything,) = self._link.repeated("load", BYTES, "all", id)
+            (everything,) = _records(format.unpacked(self._link.repeated("load", BYTES, "all", id)))
         try:
             return self._mended(id, everything or raw)
         except CorruptDataError as error:
@@ -120,6 +120,25 @@ class Reader:
         return sorted(found, key=_number)
 
 
+def _records(values: list[Any]) -> list[list[Any] | None]:
+    """What the load script gives, an execution each: five values and five lists."""
+    found: list[list[Any] | None] = []
+    at = 0
+    while at < len(values):
+        if values[at] is None:
+            found.append(None)
+            at += 1
+            continue
+        record = values[at : at + 5]
+        at += 5
+        for _ in range(5):
+            end = at + 1 + int(values[at])
+            record.append(values[at + 1 : end])
+            at = end
+        found.append(record)
+    return found
+
+
 def head_or_rest(id: str, control_value: bytes, head_value: bytes | None) -> Head:
     """A head for a listing: of a damaged one, what its control record tells."""
     try:
@@ -142,24 +161,25 @@ def _sound(id: str, raw: list[Any]) -> Loaded:
     found = format.definition_from(id, definition, format.steps_from(id, steps))
     if record != format.index_record(found) or not flat_states:
         raise DamagedError
-    kept = [format.row_from(id, int(number), row) for number, row in format.pairs(flat_rows).items()]
+    kept = [(int(n), format.row_names(id, int(n), row)) for n, row in format.pairs(flat_rows).items()]
     seq = int(flat_states[0])
-    if not kept or kept[-1].seq != seq or len(kept) * 2 != len(flat_rows):
+    if not kept or kept[-1][0] != seq:
         raise DamagedError
+    newest = format.row_from(id, seq, flat_rows[-1])
     stored = format.pairs(blobs)
     data = format.unframed(format.state_identity(id, seq), flat_states[1])
     waiting = [format.message_from(id, number, value) for number, value in format.pairs(messages).items()]
     return Loaded(
         definition=found,
         head=format.head_from(id, control, head_value),
-        boundary=attrs.evolve(kept[-1], data=data),
-        blobs={name: _blob(id, name, stored) for name in kept[-1].blobs},
+        boundary=attrs.evolve(newest, data=data),
+        blobs={name: _blob(id, name, stored) for name in newest.blobs},
         entries={
             format.text_of(key): format.unframed(format.entry_identity(id, key), value)
             for key, value in format.pairs(entries).items()
         },
         messages=tuple(sorted(waiting, key=_number)),
-        kept=tuple([(row.seq, row.blobs) for row in kept]),
+        kept=tuple(kept),
     )
 
 

@@ -112,7 +112,7 @@ class Batch:
         self._creates: list[tuple[Any, ...]] = []
         self._new_heads: list[tuple[Any, ...]] = []
         self._steps: list[tuple[Any, ...]] = []
-        self._heads: dict[int, tuple[Row, str, int]] = {}
+        self._heads: dict[int, tuple[Row, bytes, str | None, int]] = {}
         self._moved: dict[int, Row] = {}
         self._boundaries: list[tuple[Any, ...]] = []
         self._strips: list[tuple[int, int, int]] = []
@@ -144,13 +144,13 @@ class Batch:
             return None
         if row.revision != head.revision - 1:
             return WriteOrderError(KIND, save.id, row.revision, head.revision)
-        state, text = head.state.value, pack.head_text(head)
-        crc = pack.head_crc(save.id, state, head.fence, head.revision, head.owner, text)
+        state, numbers, words = head.state.value, pack.head_numbers(head), pack.head_words(head)
+        crc = pack.head_crc(save.id, state, head.fence, head.owner, numbers, words)
         boundaries = [pack.boundary_row(row.key, save.id, boundary) for boundary in save.boundaries]
         puts = _checked(save.id, save.put, rows.entry_crc)
         blobs = _checked(save.id, save.blobs, rows.blob_crc)
         self._boundaries += boundaries
-        self._heads[row.key] = row, text, crc
+        self._heads[row.key] = row, numbers, words, crc
         if save.clear or save.put or save.drop or head.state in ENDED:
             self._change_entries(row, save, puts)
         if blobs or save.drop_blobs:
@@ -174,28 +174,33 @@ class Batch:
             row.messages = 0
             self._moved[row.key] = row
         woken = head.woken or (head.owner is None and row.messages > 0 and state not in _FINISHED)
-        wake = 0.0 if woken and state in _WAKES else _wake(head)
-        here = row.state, row.owner, row.ended, row.woken, row.wake
-        there = state, head.owner, head.ended, woken, wake
-        if here == there:
+        wake = 0.0 if state == "running" or (woken and state in _WAKES) else _wake(head)
+        if (
+            state == row.state
+            and head.owner == row.owner
+            and head.ended == row.ended
+            and woken == row.woken
+            and wake == row.wake
+        ):
             return
         self._moved[row.key] = row
-        row.state, row.owner, row.ended, row.woken, row.wake = there
+        row.state, row.owner, row.ended, row.woken, row.wake = state, head.owner, head.ended, woken, wake
         self.announce = True
 
     def _create(self, create: Create) -> bool:
         if create.id in self._known:
             return False
         head, definition = create.head, rows.definition_values(create.definition)
-        state, text, names = head.state.value, pack.head_text(head), rows.steps_text(create.definition.steps)
-        crc = pack.head_crc(create.id, state, head.fence, head.revision, head.owner, text)
+        state, numbers, words = head.state.value, pack.head_numbers(head), pack.head_words(head)
+        crc = pack.head_crc(create.id, state, head.fence, head.owner, numbers, words)
+        names = rows.steps_text(create.definition.steps)
         definition_crc, names_crc = rows.definition_crc(definition), rows.steps_crc(create.id, names)
         boundary = pack.boundary_row(0, create.id, create.boundary)
         blobs = _checked(create.id, create.blobs, rows.blob_crc)
         key, wake = self._new_key(), _wake(head)
         row = Row(key, head.fence, head.revision, state, head.owner, head.ended, head.woken, wake, 0, 0, 0)
         self._creates.append((key, *definition, definition_crc, *_place(row)[:-1]))
-        self._new_heads.append((head.revision, 0, text, crc, key))
+        self._new_heads.append((head.revision, 0, numbers, words, crc, key))
         self._steps.append((key, names, names_crc))
         self._boundaries.append((key, *boundary[1:]))
         if blobs:
@@ -279,9 +284,8 @@ class Batch:
             self._connection.execute(sql.ANNOUNCE)
 
     def _write_heads(self) -> None:
-        self._many(
-            sql.SAVE_HEAD, [(row.revision, row.kept, text, crc, key) for key, (row, text, crc) in self._heads.items()]
-        )
+        heads = [(row.revision, row.kept, *packed, key) for key, (row, *packed) in self._heads.items()]
+        self._many(sql.SAVE_HEAD, heads)
         self._many(sql.MOVE, [_place(row) for row in self._moved.values()])
 
     def _write_boundaries(self) -> None:

@@ -13,7 +13,7 @@ import attrs
 
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
-from longrun.stored import Claim, Loaded
+from longrun.stored import Claim, Head, Loaded
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
 from longrun.stores._sqlite.load import Found, load_all
@@ -23,17 +23,18 @@ _STARTED = frozenset({ExecutionState.RUNNING, ExecutionState.RESUMING})
 
 
 def give(connection: sqlite3.Connection, claim: Claim, now: float) -> list[Loaded]:
-    """What cannot be read at all is left out: it stays as it is, and `load` says why."""
+    """What cannot be read at all is not given: it is stored as blocked, so that it can be seen and stands in no way."""
     given: list[Loaded] = []
     updates = []
     for found in load_all(connection, _candidates(connection, claim)):
         if isinstance(found.assembled, CorruptDataError):
+            updates.append(_blocked(connection, found, found.assembled, now))
             continue
         if found.assembled.damaged:
             repair(connection, found, now)
         loaded = _owned(found.assembled, claim.owner)
         given.append(loaded)
-        updates.append(_update(found, loaded))
+        updates.append(_update(found, loaded.head, len(loaded.messages)))
     connection.executemany(sql.SAVE_HEAD, [head for head, _ in updates])
     connection.executemany(sql.MOVE, [place for _, place in updates])
     return given
@@ -62,15 +63,37 @@ def _owned(assembled: Assembled, owner: str) -> Loaded:
     return attrs.evolve(assembled.loaded, head=head)
 
 
-def _update(found: Found, loaded: Loaded) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _blocked(
+    connection: sqlite3.Connection, found: Found, error: CorruptDataError, now: float
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    if found.raw_head is not None:
+        connection.execute(sql.QUARANTINE, (found.id, "head", now, found.raw_head))
+    fence, revision, messages = connection.execute(sql.NUMBERS, (found.key,)).fetchone()
+    head = found.head or Head(state=ExecutionState.BLOCKED, revision=revision, updated=now)
+    return _update(
+        found,
+        attrs.evolve(
+            head,
+            state=ExecutionState.BLOCKED,
+            fence=fence + 1,
+            owner=None,
+            due=None,
+            signal=None,
+            woken=False,
+            reason=str(error),
+        ),
+        messages,
+    )
+
+
+def _update(found: Found, head: Head, messages: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """For `SAVE_HEAD` and for `MOVE`."""
-    head, state = loaded.head, loaded.head.state.value
-    text = pack.head_text(head)
-    crc = pack.head_crc(found.id, state, head.fence, head.revision, head.owner, text)
+    state, numbers, words = head.state.value, pack.head_numbers(head), pack.head_words(head)
+    crc = pack.head_crc(found.id, state, head.fence, head.owner, numbers, words)
     wake = rows.wake_at(head)
     wake = None if wake is None else max(0.0, wake)
-    place = state, head.fence, head.owner, head.ended, head.woken, len(loaded.messages), found.last_message, wake
-    return (head.revision, found.kept, text, crc, found.key), (*place, found.key)
+    place = state, head.fence, head.owner, head.ended, head.woken, messages, found.last_message, wake
+    return (head.revision, found.kept, numbers, words, crc, found.key), (*place, found.key)
 
 
 def _candidates(connection: sqlite3.Connection, claim: Claim) -> list[int]:

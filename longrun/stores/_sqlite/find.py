@@ -14,13 +14,15 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
+from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
-from longrun.stored import Query, Stored
+from longrun.stored import Definition, Head, Query, Stored
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
 
 _CONTAINS = "longrun_contains"
 _EQUALS = "longrun_equals"
+_STATES = {state.value: state for state in ExecutionState}
 _DEFINITION_END = len(rows.DEFINITION_COLUMNS)
 
 
@@ -42,10 +44,8 @@ def find(connection: sqlite3.Connection, query: Query) -> list[Stored]:
     else:
         states = sorted(query.states)
         values |= {f"state{n}": state.value for n, state in enumerate(states)}
-        parts = [
-            f"SELECT * FROM (SELECT {sql.LISTED} FROM {sql.LISTING}{_where([f'state = :state{n}', *conditions])} {order})"
-            for n in range(len(states))
-        ]
+        wheres = [_where([f"state = :state{n}", *conditions]) for n in range(len(states))]
+        parts = [f"SELECT * FROM (SELECT {sql.LISTED} FROM {sql.LISTING}{where} {order})" for where in wheres]
         if not parts:
             return []
         statement = f"SELECT * FROM ({' UNION ALL '.join(parts)}) {order}"
@@ -58,7 +58,11 @@ def count(connection: sqlite3.Connection, query: Query) -> dict[ExecutionState, 
         conditions.append("state IN (SELECT value FROM json_each(:states))")
         values["states"] = json.dumps([state.value for state in query.states])
     statement = f"SELECT state, count(*) FROM execution{_where(conditions)} GROUP BY state"
-    return {ExecutionState(state): number for state, number in connection.execute(statement, values)}
+    counts: dict[ExecutionState, int] = {}
+    for text, number in connection.execute(statement, values):
+        state = _STATES.get(text, ExecutionState.BLOCKED)  # as `find` shows a damaged row
+        counts[state] = counts.get(state, 0) + number
+    return counts
 
 
 def _where(conditions: list[str]) -> str:
@@ -126,6 +130,16 @@ def _mapping(text: str) -> Mapping[str, Any]:
 
 
 def _stored(row: tuple[Any, ...]) -> Stored:
-    state, fence, revision, owner, woken, rest = row[_DEFINITION_END:]
-    head = rows.head_from(pack.head_values(rest, state, fence, revision, owner, woken))
-    return Stored(definition=rows.definition_from(row[:_DEFINITION_END]), head=head)
+    try:
+        head = rows.head_from(pack.head_values(*row[_DEFINITION_END:]))
+        return Stored(definition=rows.definition_from(row[:_DEFINITION_END]), head=head)
+    except (*pack.UNREADABLE, KeyError, CorruptDataError):
+        return _unreadable(row)
+
+
+def _unreadable(row: tuple[Any, ...]) -> Stored:
+    """A damaged row must not keep the others from being listed; loading it says what is wrong with it."""
+    id, workflow, *_, created = row[:_DEFINITION_END]
+    moment = float(created) if isinstance(created, int | float) else 0.0
+    head = Head(state=ExecutionState.BLOCKED, updated=moment, reason="its row in the database is damaged")
+    return Stored(definition=Definition(id=str(id), workflow=str(workflow), created=moment), head=head)

@@ -16,7 +16,7 @@ import attrs
 from attrs import define, field, frozen
 
 from longrun.errors import CorruptDataError
-from longrun.stored import Boundary, Message
+from longrun.stored import Boundary, Head, Message
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
 from longrun.stores.assemble import Assembled, BoundaryRow, Damaged, Parts, fits, mended, quarantined, sound
@@ -36,6 +36,10 @@ class Found:
     kept: int
     last_message: int
     assembled: Assembled | CorruptDataError
+    head: Head | None
+    """The head as stored, if it is readable: for what cannot be used and is shown all the same."""
+    raw_head: str | None = None
+    """The head for the quarantine, if it is not."""
 
 
 @define
@@ -57,7 +61,9 @@ def load_all(connection: sqlite3.Connection, keys: Sequence[int]) -> list[Found]
         one = everything.get(key)
         if one is not None:
             assembled = _assemble(connection, key, one)
-            found.append(Found(key, one.parts.id, one.kept, one.last_message, assembled))
+            raw = quarantined(one.raw["head"]) if "head" in one.raw else None
+            head = rows.head_from(one.parts.head) if raw is None else None
+            found.append(Found(key, one.parts.id, one.kept, one.last_message, assembled, head, raw))
     return found
 
 
@@ -89,30 +95,31 @@ def _read(connection: sqlite3.Connection, keys: Sequence[int]) -> dict[int, _Rea
 def _unpacked(row: Sequence[Any]) -> tuple[int, _Reading]:
     key, definition_crc, names, names_crc = row[:4]
     definition = row[4:_DEFINITION_END]
-    state, fence, revision, owner, woken, rest, crc, kept, last_message = row[_DEFINITION_END:]
-    id, columns = definition[0], (state, fence, revision, owner)
+    state, fence, revision, owner, woken, numbers, words, crc, kept, last_message = row[_DEFINITION_END:]
+    id = definition[0]
     head: tuple[Any, ...]
     try:
-        head = pack.head_values(rest, *columns, woken)
-    except (ValueError, TypeError):
-        head = (*columns, *(None for _ in HEAD_COLUMNS[4:]))
-    head_crc = rows.head_crc(id, head) if pack.head_fits(id, columns, rest, crc) else _DAMAGED
+        head = pack.head_values(state, fence, revision, owner, woken, numbers, words)
+    except pack.UNREADABLE:
+        head = (state, fence, revision, owner, *(None for _ in HEAD_COLUMNS[4:]))
+    whole = pack.head_fits(id, state, fence, owner, (revision, numbers, words, crc))
+    head_crc = rows.head_crc(id, head) if whole else _DAMAGED
     one = _Reading(Parts(id, definition, definition_crc, names, names_crc, head, head_crc), kept or 0, last_message)
-    if head_crc == _DAMAGED:
-        one.raw["head"] = (*columns, woken, rest, crc)
+    if not whole:
+        one.raw["head"] = (state, fence, revision, owner, woken, numbers, words, crc)
     return key, one
 
 
 def _boundary(one: _Reading, row: Sequence[Any]) -> BoundaryRow:
     """A row of `LOAD_BOUNDARIES` with checksums as `assemble` compares them."""
     id = one.parts.id
-    seq, rest, crc, state_crc, blobs, data = row
+    seq, numbers, words, crc, state_crc, blobs, data = row
     values: tuple[Any, ...]
     try:
-        values = pack.boundary_values(seq, rest, blobs, data)
-    except (ValueError, TypeError):
+        values = pack.boundary_values(seq, numbers, words, blobs, data)
+    except pack.UNREADABLE:
         values = (seq, *(None for _ in BOUNDARY_COLUMNS[1:-2]), blobs, data)
-    whole = pack.boundary_fits(id, seq, rest, crc)
+    whole = pack.boundary_fits(id, seq, numbers, words, crc)
     state_whole = pack.state_fits(id, seq, blobs, data, state_crc)
     if not (whole and state_whole):
         one.raw[f"boundary/{seq}"] = one.raw[f"state/{seq}"] = row
@@ -177,11 +184,11 @@ def read_checkpoint(connection: sqlite3.Connection, id: str, seq: int) -> tuple[
     found = connection.execute(sql.CHECKPOINT, (id, seq)).fetchone()
     if found is None:
         return None
-    key, _, rest, crc, state_crc, names, data = found
+    key, _, numbers, words, crc, state_crc, names, data = found
     what = f"checkpoint {seq} of execution {id!r}"
-    if not (pack.boundary_fits(id, seq, rest, crc) and pack.state_fits(id, seq, names, data, state_crc)):
+    if not (pack.boundary_fits(id, seq, numbers, words, crc) and pack.state_fits(id, seq, names, data, state_crc)):
         raise CorruptDataError(what, "it does not fit its checksum")
-    boundary = rows.boundary_from(pack.boundary_values(seq, rest, names, data))
+    boundary = rows.boundary_from(pack.boundary_values(seq, numbers, words, names, data))
     wanted = json.dumps([(key, name) for name in boundary.blobs])
     blobs = {name: (crc, data) for _, name, crc, data in connection.execute(sql.LOAD_BLOBS, (wanted,))}
     for name in boundary.blobs:
@@ -194,10 +201,10 @@ def read_checkpoint(connection: sqlite3.Connection, id: str, seq: int) -> tuple[
 
 def read_boundaries(connection: sqlite3.Connection, id: str, after: int, limit: int) -> Iterable[Boundary]:
     """Without states; a row that does not fit its checksum is left out."""
-    for seq, rest, crc, blobs in connection.execute(sql.BOUNDARIES, (id, after, limit)):
-        if pack.boundary_fits(id, seq, rest, crc):
+    for seq, numbers, words, crc, blobs in connection.execute(sql.BOUNDARIES, (id, after, limit)):
+        if pack.boundary_fits(id, seq, numbers, words, crc):
             names = blobs if _names(blobs) else None
-            yield rows.boundary_from(pack.boundary_values(seq, rest, names, None))
+            yield rows.boundary_from(pack.boundary_values(seq, numbers, words, names))
 
 
 def read_messages(connection: sqlite3.Connection, id: str) -> list[Message]:

@@ -1,14 +1,17 @@
-"""Heads and boundaries packed into one JSON column each, and back into the columns that `rows` speaks of.
+"""Heads and boundaries packed into few columns, and back into the columns that `rows` speaks of.
 
 Place in the life of an execution: checkpoint. To bind and rewrite twenty columns takes SQLite several times as long as
-one text, and a head is written at every step; so only what a statement searches or compares is a column of its own.
-The text is put together by hand because the general encoder takes twice as long. `json_extract` reads it in a shell.
+one, to write floats as text takes Python as long as the rest of a save, and a head is written at every step. So what a
+statement searches or compares is a column of its own; all other numbers are one BLOB (`numbers`: little-endian, eight
+bytes each, NaN for a time that is not set), and all other texts one JSON list (`words`).
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
+import struct
 from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
@@ -16,96 +19,116 @@ from zlib import crc32
 from longrun.stored import Boundary, Head
 from longrun.stores.rows import clean
 
-HEAD_FIELDS = (
-    *("seq", "step", "visit", "iteration", "attempt", "started", "updated", "ended", "due", "hold", "crashes"),
-    *("progress", "done", "of", "signal", "error", "reason", "note"),
-)
-"""In the order of the text. State, fence, revision, owner and `woken` are columns."""
-
-_NO_WORDS = "null,null,null,null"
-_quoted = functools.lru_cache(4096)(json.dumps)
-"""Names of steps and kinds of boundaries come again and again."""
+_NAN = math.nan
+_HEAD = struct.Struct("<7q?7d")
+_BOUNDARY = struct.Struct("<6q2d")
+UNREADABLE = (ValueError, TypeError, AttributeError, struct.error)
+"""What damaged columns raise here."""
 
 
-def _number(value: float | None) -> float | str:
-    return "null" if value is None else value
+# heads
 
 
-def head_text(head: Head) -> str:
+def head_numbers(head: Head) -> bytes:
     h = head
-    started, ended, due, of = _number(h.started), _number(h.ended), _number(h.due), _number(h.of)
-    words = _NO_WORDS
-    if h.signal is not None or h.error is not None or h.reason is not None or h.note is not None:
-        words = json.dumps((h.signal, clean(h.error), clean(h.reason), clean(h.note)))[1:-1]
-    text = (
-        f"[{h.seq},{h.step},{h.visit},{h.iteration},{h.attempt},{started},{h.updated},{ended},{due},"
-        f"{'true' if h.hold else 'false'},{h.crashes},{h.progress},{h.done},{of},"
+    started, ended, due, of = h.started, h.ended, h.due, h.of
+    return _HEAD.pack(
+        h.revision,
+        h.seq,
+        h.step,
+        h.visit,
+        h.iteration,
+        h.attempt,
+        h.crashes,
+        h.hold,
+        h.updated,
+        h.progress,
+        h.done,
+        _NAN if started is None else started,
+        _NAN if ended is None else ended,
+        _NAN if due is None else due,
+        _NAN if of is None else of,
     )
-    if "inf" in text or "nan" in text:  # seldom: a wait without an end, a total of infinity
-        text = text.replace("inf", "Infinity").replace("nan", "NaN")
-    return f"{text}{words}]"
 
 
-def head_crc(id: str, state: str, fence: int, revision: int, owner: str | None, text: str) -> int:
-    return crc32(f"{id}\0{state}\0{fence}\0{revision}\0{owner}\0{text}".encode())
+def head_words(head: Head) -> str | None:
+    h = head
+    if h.signal is None and h.error is None and h.reason is None and h.note is None:
+        return None
+    return json.dumps((h.signal, clean(h.error), clean(h.reason), clean(h.note)))
 
 
-def head_values(text: str, state: str, fence: int, revision: int, owner: str | None, woken: int) -> tuple[Any, ...]:
-    """In the order of `rows.HEAD_COLUMNS`. Raises ValueError or TypeError if the text is none of ours."""
-    fields = json.loads(text)
-    seq, step, visit, iteration, attempt, started, updated, ended, due, hold, crashes = fields[:11]
-    progress, done, of, signal, error, reason, note = fields[11:]
+def head_crc(id: str, state: str, fence: int, owner: str | None, numbers: bytes, words: str | None) -> int:
+    return crc32(numbers, crc32(f"{id}\0{state}\0{fence}\0{owner}\0{words}".encode()))
+
+
+def head_fits(id: str, state: str, fence: int, owner: str | None, row: Sequence[Any]) -> bool:
+    """`row` is revision, numbers, words and checksum. The revision stands in the numbers too, and must be the same."""
+    revision, numbers, words, crc = row
+    try:
+        return head_crc(id, state, fence, owner, numbers, words) == crc and _HEAD.unpack(numbers)[0] == revision
+    except UNREADABLE:
+        return False
+
+
+def head_values(
+    state: str, fence: int, revision: int, owner: str | None, woken: int, numbers: bytes, words: str | None
+) -> tuple[Any, ...]:
+    """In the order of `rows.HEAD_COLUMNS`. Damaged columns raise one of `UNREADABLE`."""
+    _, seq, step, visit, iteration, attempt, crashes, hold, updated, progress, done, *times = _HEAD.unpack(numbers)
+    started, ended, due, of = [None if math.isnan(moment) else moment for moment in times]
+    signal, error, reason, note = json.loads(words) if words is not None else (None, None, None, None)
     return (
         *(state, fence, revision, owner, seq, step, visit, iteration, attempt, started, updated),
         *(ended, due, signal, bool(woken), hold, crashes, error, reason, progress, done, of, note),
     )
 
 
+# boundaries
+
+
+@functools.lru_cache(4096)
+def _names(kind: str, name: str | None) -> str:
+    """The words of a boundary without an error: steps and kinds come again and again."""
+    return json.dumps((kind, name, None))
+
+
 def boundary_row(key: int, id: str, boundary: Boundary) -> tuple[Any, ...]:
     """For `ADD_BOUNDARY`."""
     b = boundary
-    error = "null" if b.error is None else json.dumps(clean(b.error))
-    text = (
-        f"[{_quoted(b.kind)},{b.step},{_quoted(b.name)},{_number(b.started)},{b.ended},{b.attempts},{error},"
-        f"{b.next},{b.visit},{b.iteration},{b.size}]"
+    started = b.started
+    numbers = _BOUNDARY.pack(
+        b.step, b.attempts, b.next, b.visit, b.iteration, b.size, _NAN if started is None else started, b.ended
     )
+    words = _names(b.kind, b.name) if b.error is None else json.dumps((b.kind, b.name, clean(b.error)))
     blobs = json.dumps(b.blobs, separators=(",", ":")) if b.blobs else None
-    place = _place(id, b.seq)
+    place = crc32(f"{id}\0{b.seq}".encode())
     state_crc = None if b.data is None else crc32(b.data, _blobs_crc(place, blobs))
-    return key, b.seq, text, crc32(text.encode(), place), state_crc, blobs, b.data
+    return key, b.seq, numbers, words, crc32(numbers, crc32(words.encode(), place)), state_crc, blobs, b.data
 
 
-def boundary_values(seq: int, text: str, blobs: str | None, data: bytes | None) -> tuple[Any, ...]:
-    """In the order of `rows.BOUNDARY_COLUMNS`. Raises ValueError or TypeError if the text is none of ours."""
-    fields: Sequence[Any] = json.loads(text)
-    kind, step, name, started, ended, attempts, error, next, visit, iteration, size = fields
-    return seq, kind, step, name, started, ended, attempts, error, next, visit, iteration, size, blobs, data
+def boundary_values(
+    seq: int, numbers: bytes, words: str, blobs: str | None = None, data: bytes | None = None
+) -> tuple[Any, ...]:
+    """In the order of `rows.BOUNDARY_COLUMNS`. Damaged columns raise one of `UNREADABLE`."""
+    step, attempts, next, visit, iteration, size, started, ended = _BOUNDARY.unpack(numbers)
+    kind, name, error = json.loads(words)
+    begun = None if math.isnan(started) else started
+    return seq, kind, step, name, begun, ended, attempts, error, next, visit, iteration, size, blobs, data
 
 
-def boundary_fits(id: str, seq: int, text: str, crc: object) -> bool:
+def boundary_fits(id: str, seq: int, numbers: bytes, words: str, crc: object) -> bool:
     try:
-        return crc32(text.encode(), _place(id, seq)) == crc
-    except (ValueError, AttributeError):  # not text, or not Unicode
+        return crc32(numbers, crc32(words.encode(), crc32(f"{id}\0{seq}".encode()))) == crc
+    except UNREADABLE:
         return False
 
 
 def state_fits(id: str, seq: int, blobs: str | None, data: bytes | None, crc: object) -> bool:
     try:
-        return data is None or crc32(data, _blobs_crc(_place(id, seq), blobs)) == crc
-    except (ValueError, AttributeError, TypeError):
+        return data is None or crc32(data, _blobs_crc(crc32(f"{id}\0{seq}".encode()), blobs)) == crc
+    except UNREADABLE:
         return False
-
-
-def head_fits(id: str, columns: Sequence[Any], text: str, crc: object) -> bool:
-    state, fence, revision, owner = columns
-    try:
-        return head_crc(id, state, fence, revision, owner, text) == crc
-    except ValueError:
-        return False
-
-
-def _place(id: str, seq: int) -> int:
-    return crc32(f"{id}\0{seq}".encode())
 
 
 def _blobs_crc(place: int, blobs: str | None) -> int:

@@ -58,7 +58,8 @@ CREATE TABLE head (
     execution INTEGER PRIMARY KEY,
     revision INTEGER NOT NULL,
     kept INTEGER NOT NULL,         -- no boundary before this number has its state
-    rest TEXT NOT NULL,            -- the other fields, as a JSON list: see pack.py
+    numbers BLOB NOT NULL,         -- the other fields: see pack.py
+    words TEXT,
     crc INTEGER NOT NULL           -- of all of the head, with what stands in `execution`
 );
 
@@ -66,7 +67,8 @@ CREATE TABLE boundary (
     number INTEGER PRIMARY KEY,
     execution INTEGER NOT NULL,
     seq INTEGER NOT NULL,
-    rest TEXT NOT NULL,            -- the other fields, as a JSON list: see pack.py
+    numbers BLOB NOT NULL,         -- the other fields: see pack.py
+    words TEXT NOT NULL,
     crc INTEGER NOT NULL,
     state_crc INTEGER,
     blobs TEXT,
@@ -130,16 +132,17 @@ INSERT INTO execution
     (key, {DEFINITION}, definition_crc, state, fence, owner, ended, woken, messages, last_message, wake)
 VALUES ({", ".join("?" * (10 + len(DEFINITION_COLUMNS)))})
 """
-CREATE_HEAD = "INSERT INTO head (revision, kept, rest, crc, execution) VALUES (?, ?, ?, ?, ?)"
+CREATE_HEAD = "INSERT INTO head (revision, kept, numbers, words, crc, execution) VALUES (?, ?, ?, ?, ?, ?)"
 ADD_STEPS = "INSERT INTO steps (execution, names, crc) VALUES (?, ?, ?)"
-SAVE_HEAD = "UPDATE head SET revision = ?, kept = ?, rest = ?, crc = ? WHERE execution = ?"
+SAVE_HEAD = "UPDATE head SET revision = ?, kept = ?, numbers = ?, words = ?, crc = ? WHERE execution = ?"
 MOVE = """
 UPDATE execution
 SET state = ?, fence = ?, owner = ?, ended = ?, woken = ?, messages = ?, last_message = ?, wake = ?
 WHERE key = ?
 """
 ADD_BOUNDARY = """
-INSERT INTO boundary (execution, seq, rest, crc, state_crc, blobs, data) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO boundary (execution, seq, numbers, words, crc, state_crc, blobs, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 REPLACE_BOUNDARY = ADD_BOUNDARY.replace("INSERT", "INSERT OR REPLACE")
 STRIP = """
@@ -211,12 +214,17 @@ CLAIM_TIMED = f"{CANDIDATE} owner IS NULL AND wake > 0 AND wake <= :now"
 CLAIM_OWNED = f"{CANDIDATE} owner IN (SELECT value FROM json_each(:owners)) AND wake <= :now"
 CLAIM_ORDER = "ORDER BY priority DESC, created, id LIMIT :limit"
 
+NUMBERS = """
+SELECT CAST(fence AS INTEGER), CAST(revision AS INTEGER), messages
+FROM execution JOIN head ON head.execution = key WHERE key = ?
+"""
+
 # loading: the keys are a JSON list
 
 LOAD_KEY = "SELECT key FROM execution WHERE id = ?"
 LOAD_HEADS = f"""
-SELECT key, definition_crc, names, steps.crc, {DEFINITION}, state, fence, revision, owner, woken, rest, head.crc,
-    kept, last_message
+SELECT key, definition_crc, names, steps.crc, {DEFINITION}, state, fence, revision, owner, woken,
+    numbers, words, head.crc, kept, last_message
 FROM execution LEFT JOIN head ON head.execution = key LEFT JOIN steps ON steps.execution = key
 WHERE key IN (SELECT value FROM json_each(?))
 """
@@ -226,7 +234,7 @@ FROM head JOIN boundary AS b ON b.execution = head.execution AND b.seq >= kept
 WHERE head.execution IN (SELECT value FROM json_each(?)) ORDER BY b.execution, b.seq
 """
 LOAD_BOUNDARIES = """
-SELECT execution, seq, rest, crc, state_crc, blobs, data FROM boundary
+SELECT execution, seq, numbers, words, crc, state_crc, blobs, data FROM boundary
 WHERE number IN (SELECT value FROM json_each(?))
 """
 LOAD_BLOBS = """
@@ -239,7 +247,7 @@ SELECT execution, crc, {MESSAGE} FROM message
 WHERE execution IN (SELECT value FROM json_each(?)) AND taken = 0 ORDER BY execution, id
 """
 ALL_BOUNDARIES = """
-SELECT seq, rest, crc, state_crc, blobs, data FROM boundary WHERE execution = ? ORDER BY seq DESC
+SELECT seq, numbers, words, crc, state_crc, blobs, data FROM boundary WHERE execution = ? ORDER BY seq DESC
 """
 ALL_BLOBS = "SELECT name, crc, data FROM blob WHERE execution = ?"
 STRIP_ONE = "UPDATE boundary SET data = NULL, blobs = NULL, state_crc = NULL WHERE execution = ? AND seq = ?"
@@ -248,14 +256,14 @@ QUARANTINE = "INSERT OR IGNORE INTO quarantine (execution, part, found, content)
 
 # the other readers
 
-LISTED = f"{DEFINITION}, state, fence, revision, owner, woken, rest"
+LISTED = f"{DEFINITION}, state, fence, revision, owner, woken, numbers, words"
 LISTING = "execution JOIN head ON head.execution = key"
 BOUNDARIES = """
-SELECT seq, rest, boundary.crc, blobs FROM execution JOIN boundary ON boundary.execution = key
+SELECT seq, numbers, words, boundary.crc, blobs FROM execution JOIN boundary ON boundary.execution = key
 WHERE id = ? AND seq > ? ORDER BY seq LIMIT ?
 """
 CHECKPOINT = """
-SELECT key, seq, rest, boundary.crc, state_crc, blobs, data
+SELECT key, seq, numbers, words, boundary.crc, state_crc, blobs, data
 FROM execution JOIN boundary ON boundary.execution = key
 WHERE id = ? AND seq = ? AND data IS NOT NULL
 """

@@ -78,7 +78,7 @@ def peek(record: TaskRecord) -> Peek | None:
 
 
 def is_free(head: Head, claim: Claim) -> bool:
-    return head.owner is None or head.owner == claim.owner or head.owner in claim.dead
+    return head.owner is None or head.owner in claim.dead
 
 
 def is_wanted(definition: Definition, head: Head, claim: Claim) -> bool:

@@ -25,7 +25,7 @@ from longrun.errors import (
     StoreUnavailableError,
 )
 from longrun.records import ExecutionState
-from longrun.stored import Boundary, Claim, Create, Loaded, Owner, Save, Write
+from longrun.stored import Boundary, Claim, Create, Definition, Head, Loaded, Owner, Save, Write
 from longrun.stores._task import lines
 from longrun.stores._task.document import Document, decode, page_id
 from longrun.stores._task.listing import Peek, is_execution, is_free, is_wanted, peek
@@ -60,6 +60,8 @@ class TaskWork:
         self._known: dict[str, _Taken] = {}
         """What owners of this process run, as it was last written. Bounded by what runs here (I16)."""
         self._owners: set[str] = set()
+        self._unsure: dict[str, str] = {}
+        """Ids that an owner may have been given without being told: the answer of the table was lost (I9)."""
 
     # writes
 
@@ -137,7 +139,7 @@ class TaskWork:
     async def claim(self, claim: Claim) -> list[Loaded]:
         self._owners.add(claim.owner)
         found = await self._candidates(claim)
-        wanted = [p for p in found if is_free(p.head, claim) and is_wanted(p.definition, p.head, claim)]
+        wanted = [p for p in found if self._may_have(claim, p.definition, p.head)]
         wanted.sort(key=lambda p: p.rank)
         given: dict[str, Loaded] = {}
         errors: list[LongrunError] = []
@@ -176,18 +178,25 @@ class TaskWork:
         """None if somebody else was quicker."""
         taken = await self._read(record)
         for _ in range(ATTEMPTS):
-            document = taken.document
-            if document is None or not is_free(document.head, claim):
+            if taken.document is None or not self._may_have(claim, taken.document.definition, taken.document.head):
+                self._unsure.pop(record.id, None)
                 return None
-            if not is_wanted(document.definition, document.head, claim):
-                return None
-            document = document.copy()
+            document = taken.document.copy()
             document.give(claim)
             loaded = document.loaded()
-            if await self._replace(taken, document):
+            self._unsure[record.id] = claim.owner
+            replaced = await self._replace(taken, document)
+            del self._unsure[record.id]
+            if replaced:
                 return loaded
             taken = await self._take(record.id)
         raise StoreUnavailableError(KIND, f"execution {record.id!r} is changed too quickly by others")
+
+    def _may_have(self, claim: Claim, definition: Definition, head: Head) -> bool:
+        """Whether it is free and wanted; or was given to this owner already, which does not know."""
+        if head.owner is not None and head.owner == claim.owner == self._unsure.get(definition.id):
+            return claim.ids is None or definition.id in claim.ids
+        return is_free(head, claim) and is_wanted(definition, head, claim)
 
     async def delete(self, ids: Sequence[str]) -> list[bool]:
         deleted: dict[str, bool] = {}
@@ -245,6 +254,7 @@ class TaskWork:
 
     async def unregister(self, owner: str) -> None:
         self._owners.discard(owner)
+        self._unsure = {id: name for id, name in self._unsure.items() if name != owner}
         for id in [id for id, taken in self._known.items() if taken.document and taken.document.head.owner == owner]:
             del self._known[id]
         await self.table.delete(_owner_id(owner))

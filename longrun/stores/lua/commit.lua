@@ -2,9 +2,11 @@
 --   x the id is taken    n no such execution    l another fence    w<revision> a write before it is missing
 --   m<number> the message's number    f too many messages    d a record that cannot be read
 -- ARGV: name of the caller, number of the call or "" (only saves: they are comparisons), milliseconds that what is
--- finished is kept or "", then the writes: kind, number of arguments, arguments.
+-- finished is kept or "", and the writes as one MessagePack list of strings (one argument costs a tenth of thousands):
+-- kind, number of arguments, arguments, and so on. Below, ARGV is that list.
 
 local caller, number, ttl = ARGV[1], ARGV[2], ARGV[3]
+local ARGV = cmsgpack.unpack(ARGV[4])
 local KEYS_REMEMBERED = 1024
 local notable = false
 
@@ -195,7 +197,7 @@ if number ~= '' then
   if answered then return answered end
 end
 local writes = { S = save_step, s = save, c = create, m = send }
-local answers, place, at = {}, 0, 4
+local answers, place, at = {}, 0, 1
 while ARGV[at] do
   local answer = attempt(writes[ARGV[at]], at + 2)
   if answer ~= '' then answers[#answers + 1] = place .. '=' .. answer end

@@ -160,6 +160,17 @@ local function move(id, f, state, wake, owner, woken, new_state, new_wake, new_o
   end
 end
 
+-- Many values as two, their lengths and all their bytes: the driver's time goes with the number of values.
+local function packed(values)
+  local lengths, present = {}, {}
+  for n = 1, #values do
+    local value = values[n]
+    lengths[n] = value and #value or -1
+    if value then present[#present + 1] = value end
+  end
+  return { table.concat(lengths, ' '), table.concat(present) }
+end
+
 -- A call that is not a comparison by itself carries a number that grows, and its answer is remembered until the next
 -- one: a repetition after a lost answer gets the same answer, and one that comes late changes nothing.
 local function recall(name, number)

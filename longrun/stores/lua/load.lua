@@ -1,6 +1,7 @@
 -- Everything of some executions, each consistent in itself.
 -- ARGV: bytes after which no further one is begun, "all" (every state and blob that is kept) or "" (the newest state and
--- its blobs), ids. Answers a list for each id that was read, in order; false for one that is not there.
+-- its blobs), ids. Answers for each id that was read, in order: control, head, definition, step names, index record, then
+-- five lists, each with its length first: rows, states, blobs, entries, messages. Only a nil for one that is not there.
 
 local room, all = tonumber(ARGV[1]), ARGV[2] == 'all'
 
@@ -14,12 +15,14 @@ end
 
 local function chosen(key, fields)
   local found = {}
-  for _, field in ipairs(fields) do
-    local value = call('HGET', key, field)
-    if value then
-      room = room - #value
-      found[#found + 1] = field
-      found[#found + 1] = value
+  for from = 1, #fields, 1000 do
+    local slice = { unpack(fields, from, math.min(from + 999, #fields)) }
+    for n, value in ipairs(call('HMGET', key, unpack(slice))) do
+      if value then
+        room = room - #value
+        found[#found + 1] = slice[n]
+        found[#found + 1] = value
+      end
     end
   end
   return found
@@ -31,23 +34,32 @@ local function every(key)
   return found
 end
 
+local values = {}
+
+local function add(list)
+  values[#values + 1] = tostring(#list)
+  for _, value in ipairs(list) do values[#values + 1] = value end
+end
+
 local function load(id)
   local found = call('HMGET', base .. 'x:' .. id, 'c', 'h', 'd', 't', 'g')
-  if not found[1] then return false end
+  if not found[1] then
+    values[#values + 1] = false
+    return
+  end
+  for n = 1, 5 do values[#values + 1] = found[n] end
   local kept = call('HKEYS', base .. 's:' .. id)
   table.sort(kept, function(a, b) return (tonumber(a) or 0) < (tonumber(b) or 0) end)
   local rows = chosen(base .. 'b:' .. id, kept)
-  found[6] = rows
-  found[7] = all and every(base .. 's:' .. id) or chosen(base .. 's:' .. id, { kept[#kept] })
-  found[8] = all and every(base .. 'o:' .. id) or chosen(base .. 'o:' .. id, blob_names(rows[#rows]))
-  found[9] = every(base .. 'e:' .. id)
-  found[10] = every(base .. 'm:' .. id)
-  return found
+  add(rows)
+  add(all and every(base .. 's:' .. id) or chosen(base .. 's:' .. id, { kept[#kept] }))
+  add(all and every(base .. 'o:' .. id) or chosen(base .. 'o:' .. id, blob_names(rows[#rows])))
+  add(every(base .. 'e:' .. id))
+  add(every(base .. 'm:' .. id))
 end
 
-local answers = {}
 for n = 3, #ARGV do
-  answers[#answers + 1] = load(ARGV[n])
+  load(ARGV[n])
   if room < 0 then break end
 end
-return answers
+return packed(values)

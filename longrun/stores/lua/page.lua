@@ -68,4 +68,4 @@ while #found < 5 * limit do
   end
 end
 for _, pair in ipairs(stray) do call('ZREM', pair[1], pair[2]) end
-return found
+return packed(found)

@@ -7,4 +7,4 @@ for _, id in ipairs(ARGV) do
     for _, value in ipairs({ id, row[1], row[2], row[3] }) do found[#found + 1] = value end
   end
 end
-return found
+return packed(found)

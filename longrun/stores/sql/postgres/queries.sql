@@ -1,7 +1,9 @@
 -- Every statement of the store, by name. {schema} is replaced by the quoted schema, and values are always bound.
 --
 -- A batch of saves is one statement: "save" decides which of them fit, and each part that the batch needs is added
--- behind it and joins "applied", so that a refused save changes nothing. "create" is the same with new rows.
+-- behind it and looks into "applied", so that a refused save changes nothing. "create" is the same with new rows.
+-- "IN (...) IS TRUE" makes the server look ids up in a hash table; as a join it would compare all pairs, since it
+-- cannot know how long the arrays will be.
 
 -- name: save
 WITH applied AS (
@@ -44,7 +46,7 @@ WITH applied AS (
         %(id)s, %(version)s, %(total)s, %(metadata)s, %(steps)s, %(labels)s, %(search)s, %(token)s,
         %(definition_crc)s, %(steps_crc)s
     ) AS d (id, version, total, metadata, steps, labels, search, token, crc, steps_crc)
-    JOIN applied AS a ON a.id = d.id
+    WHERE (d.id IN (SELECT id FROM applied)) IS TRUE
 )
 
 -- name: with_boundaries
@@ -58,7 +60,7 @@ WITH applied AS (
     ) AS b (
         execution, seq, kind, step, name, started, ended, attempts, error, next, visit, iteration, size, crc
     )
-    JOIN applied AS a ON a.id = b.execution
+    WHERE (b.execution IN (SELECT id FROM applied)) IS TRUE
 )
 
 -- name: with_states
@@ -66,7 +68,7 @@ WITH applied AS (
     INSERT INTO {schema}.states (execution, seq, blobs, data, crc)
     SELECT s.* FROM unnest(%(s_execution)s, %(s_seq)s, %(s_blobs)s, %(s_data)s, %(s_crc)s)
         AS s (execution, seq, blobs, data, crc)
-    JOIN applied AS a ON a.id = s.execution
+    WHERE (s.execution IN (SELECT id FROM applied)) IS TRUE
 )
 
 -- name: with_blobs
@@ -74,40 +76,37 @@ WITH applied AS (
     INSERT INTO {schema}.blobs (execution, name, data, crc)
     SELECT n.* FROM unnest(%(blob_execution)s, %(blob_name)s, %(blob_data)s, %(blob_crc)s)
         AS n (execution, name, data, crc)
-    JOIN applied AS a ON a.id = n.execution
+    WHERE (n.execution IN (SELECT id FROM applied)) IS TRUE
     ON CONFLICT (execution, name) DO UPDATE SET data = excluded.data, crc = excluded.crc
 )
 
 -- name: with_strips
 , stripped AS (
     DELETE FROM {schema}.states AS s
-    USING unnest(%(strip_execution)s, %(strip_before)s) AS o (execution, before), applied AS a
-    WHERE s.execution = o.execution AND s.seq < o.before AND a.id = o.execution
+    USING unnest(%(strip_execution)s, %(strip_before)s) AS o (execution, before)
+    WHERE s.execution = o.execution AND s.seq < o.before AND (o.execution IN (SELECT id FROM applied)) IS TRUE
 )
 
 -- name: with_drop_blobs
 , unblobbed AS (
     DELETE FROM {schema}.blobs AS b
-    USING unnest(%(drop_blob_execution)s, %(drop_blob_name)s) AS o (execution, name), applied AS a
-    WHERE b.execution = o.execution AND b.name = o.name AND a.id = o.execution
+    USING unnest(%(drop_blob_execution)s, %(drop_blob_name)s) AS o (execution, name)
+    WHERE b.execution = o.execution AND b.name = o.name AND (o.execution IN (SELECT id FROM applied)) IS TRUE
 )
 
 -- name: with_clears
 , cleared AS (
     DELETE FROM {schema}.entries AS e
-    USING unnest(%(clear_execution)s) AS o (execution), applied AS a
-    WHERE e.execution = o.execution AND a.id = o.execution
-    AND NOT EXISTS (
-        SELECT FROM unnest(%(put_execution)s, %(put_key)s) AS p (execution, key)
-        WHERE p.execution = e.execution AND p.key = e.key
-    )
+    USING unnest(%(clear_execution)s) AS o (execution)
+    WHERE e.execution = o.execution AND (o.execution IN (SELECT id FROM applied)) IS TRUE
+    AND (e.execution, e.key) NOT IN (SELECT * FROM unnest(%(put_execution)s, %(put_key)s))
 )
 
 -- name: with_drops
 , dropped AS (
     DELETE FROM {schema}.entries AS e
-    USING unnest(%(drop_execution)s, %(drop_key)s) AS o (execution, key), applied AS a
-    WHERE e.execution = o.execution AND e.key = o.key AND a.id = o.execution
+    USING unnest(%(drop_execution)s, %(drop_key)s) AS o (execution, key)
+    WHERE e.execution = o.execution AND e.key = o.key AND (o.execution IN (SELECT id FROM applied)) IS TRUE
 )
 
 -- name: with_puts
@@ -115,15 +114,15 @@ WITH applied AS (
     INSERT INTO {schema}.entries (execution, key, data, crc)
     SELECT n.* FROM unnest(%(put_execution)s, %(put_key)s, %(put_data)s, %(put_crc)s)
         AS n (execution, key, data, crc)
-    JOIN applied AS a ON a.id = n.execution
+    WHERE (n.execution IN (SELECT id FROM applied)) IS TRUE
     ON CONFLICT (execution, key) DO UPDATE SET data = excluded.data, crc = excluded.crc
 )
 
 -- name: with_takes
 , taken AS (
     DELETE FROM {schema}.messages AS m
-    USING unnest(%(take_execution)s, %(take_id)s) AS o (execution, id), applied AS a
-    WHERE m.execution = o.execution AND m.id = o.id AND a.id = o.execution
+    USING unnest(%(take_execution)s, %(take_id)s) AS o (execution, id)
+    WHERE m.execution = o.execution AND m.id = o.id AND (o.execution IN (SELECT id FROM applied)) IS TRUE
 )
 
 -- name: answer

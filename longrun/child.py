@@ -1,0 +1,224 @@
+"""The other side of `process.py`: a child process that runs steps one after the other, until its parent is gone.
+
+Place in the life of an execution: run a step, in another process. It has the blocking context of step threads, standing on
+a ledger of its own whose captures it sends home.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import attrs
+
+from longrun import codec
+from longrun.context import StepContext, SyncStepContext, root_context
+from longrun.errors import StepInterrupted, UnsupportedInProcessError
+from longrun.ledger import Ledger
+from longrun.pipe import Pipe
+from longrun.port import StepInfo
+from longrun.records import Progress
+from longrun.registry import DIRECTIVES, Step, StepRegistry
+
+T = TypeVar("T")
+LOOK_EVERY = 0.05
+"""How often a loop asks its parent whether to stop."""
+
+
+class PipePort:
+    """The port of a context in a child process."""
+
+    def __init__(self, pipe: Pipe, ledger: Ledger, interval: float) -> None:
+        self._pipe, self._ledger, self._interval = pipe, ledger, interval
+        self.save_at = time.monotonic() + interval
+        self._look_at = time.monotonic() + LOOK_EVERY
+        self._left: tuple[float, float | None] = (0.0, None)
+        self._shutting_down = False
+
+    @property
+    def attention(self) -> bool:
+        """Whether it is time to ask: only the parent knows."""
+        return time.monotonic() >= self._look_at
+
+    def hand_over(self) -> None:
+        self.save_at = time.monotonic() + self._interval
+        self._save(force=False)
+
+    async def durable(self) -> None:
+        self.save_at = time.monotonic() + self._interval
+        self._save(force=True)
+        self._note(self._answer())
+
+    async def obey(self) -> None:
+        if self._ledger.dirty:
+            self._save(force=False)
+        self._pipe.send({"op": "obey"})
+        self._note(self._answer())
+
+    def _save(self, *, force: bool) -> None:
+        put, drop = self._ledger.collect()
+        text = {key: data.decode() for key, data in put.items()}
+        self._pipe.send({"op": "save", "put": text, "drop": list(drop), "force": force})
+
+    def _answer(self) -> dict[str, Any]:
+        answer = self._pipe.receive()
+        if answer is None:
+            raise StepInterrupted("the parent process is gone")
+        return answer
+
+    def _note(self, answer: dict[str, Any]) -> None:
+        now = time.monotonic()
+        self._look_at = now + LOOK_EVERY
+        self._left = (now, answer["time_left"])
+        self._shutting_down = answer["shutting_down"]
+
+    def _look(self) -> None:
+        if self.attention:
+            self._pipe.send({"op": "look"})
+            self._note(self._answer())
+
+    def report(self, progress: Progress) -> None:
+        self._pipe.send({"op": "progress", **attrs.asdict(progress)})
+
+    def time_left(self) -> float | None:
+        self._look()
+        seen, left = self._left
+        return None if left is None else max(0.0, left - (time.monotonic() - seen))
+
+    @property
+    def shutting_down(self) -> bool:
+        self._look()
+        return self._shutting_down
+
+    async def run_sync(self, function: Callable[..., T], *args: Any) -> T:
+        raise UnsupportedInProcessError("map")
+
+    async def start_child(self, workflow: Any, state: Any, key: str) -> Any:
+        raise UnsupportedInProcessError("start_child")
+
+    def call_from_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        """There is no loop here: none of the port's coroutines ever waits for one."""
+        coroutine = function(*args)
+        try:
+            coroutine.send(None)
+        except StopIteration as stop:
+            return stop.value
+        raise UnsupportedInProcessError(getattr(function, "__name__", "this call"))
+
+
+class ChildContext(SyncStepContext):
+    """What a step in a child process sees: the blocking context, without `map` and `start_child`."""
+
+    def map(self, *args: Any, **options: Any) -> NoReturn:
+        raise UnsupportedInProcessError("map")
+
+    def start_child(self, *args: Any, **options: Any) -> NoReturn:
+        raise UnsupportedInProcessError("start_child")
+
+    def checkpoint(self, *, force: bool = False) -> None:
+        self._group.capture(force=force or self._port.attention)
+        if force:
+            self._port.call_from_thread(self._port.durable)
+        elif time.monotonic() >= self._port.save_at:
+            self._port.hand_over()
+        if self._port.attention:
+            self._port.call_from_thread(self._port.obey)
+
+
+def main() -> None:
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to obey: it stops us when it is time
+    pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
+    while (job := pipe.receive()) is not None:
+        try:
+            pipe.send(_run(pipe, job))
+        except (StepInterrupted, OSError):
+            return
+
+
+def _run(pipe: Pipe, job: dict[str, Any]) -> dict[str, Any]:
+    try:
+        function = _find(job)
+        step = StepRegistry().register("step", function)
+        ledger = Ledger({key: text.encode() for key, text in job["entries"].items()})
+        state = codec.structure(job["state"], step.state_type, "state")
+        port = PipePort(pipe, ledger, job["interval"])
+        args = (_context(job, port, ledger), state) if job["takes_context"] else (state,)
+        value = step.function(*args)
+        ledger.forget_groups()
+        if ledger.dirty:
+            port.hand_over()
+        return _returned(step, value)
+    except (Exception, SystemExit) as error:
+        return {
+            "op": "raised",
+            "name": type(error).__name__,
+            "kinds": [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__],
+            "text": str(error),
+            "trace": "".join(traceback.format_exception(error))[-8000:],
+        }
+
+
+def _context(job: dict[str, Any], port: PipePort, ledger: Ledger) -> SyncStepContext:
+    info = StepInfo(**codec.structure(job["info"], dict, "info"))
+    inner: StepContext = root_context(info, port, ledger)
+    return ChildContext.of(inner)
+
+
+def _returned(step: Step, value: Any) -> dict[str, Any]:
+    directive, fields = None, {}
+    if isinstance(value, DIRECTIVES):
+        directive = type(value).__name__
+        fields = {name: part for name, part in attrs.asdict(value, recurse=False).items() if name != "state"}
+        value = value.state
+    return {
+        "op": "returned",
+        "directive": directive,
+        "fields": codec.unstructure(fields, dict, "directive"),
+        "state": codec.unstructure(value, step.result_type),
+    }
+
+
+def _find(job: dict[str, Any]) -> Callable[..., Any]:
+    sys.path[:] = job["path"]
+    module = _main_module(job["main"]) if job["module"] == "__main__" else importlib.import_module(job["module"])
+    found: Any = module
+    for part in job["name"].split("."):
+        found = found[part] if isinstance(found, dict) else getattr(found, part)
+    function: Callable[..., Any] = found
+    return function
+
+
+_mains: dict[str, Any] = {}
+
+
+def _main_module(main: dict[str, str] | None) -> Any:
+    if main is None:
+        raise ImportError("a step defined in an interactive session cannot run in a child process")
+    if "module" in main:
+        return importlib.import_module(main["module"])
+    if main["file"] not in _mains:
+        _mains[main["file"]] = runpy.run_path(main["file"], run_name="__longrun_main__")
+    return _mains[main["file"]]
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end us with our parent (Linux); elsewhere the closed pipe does."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

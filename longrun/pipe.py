@@ -1,0 +1,52 @@
+"""Frames between a program and the child processes of its steps: a length, then JSON. Never pickled.
+
+Place in the life of an execution: run a step, in another process.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+from longrun import codec
+
+_LENGTH = struct.Struct(">Q")
+
+
+class Pipe:
+    """One end of a socket pair, used by one thread at a time for reading and one for writing."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def send(self, message: dict[str, Any]) -> None:
+        data = codec.dumps(message)
+        self._end.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next message; None when the other side is gone."""
+        header = self._read(_LENGTH.size)
+        if header is None:
+            return None
+        data = self._read(_LENGTH.unpack(header)[0])
+        if data is None:
+            return None
+        message: dict[str, Any] = codec.loads(data)
+        return message
+
+    def _read(self, size: int) -> bytes | None:
+        chunks: list[bytes] = []
+        while size:
+            try:
+                chunk = self._end.recv(min(size, 1 << 20))
+            except OSError:
+                return None
+            if not chunk:
+                return None
+            chunks.append(chunk)
+            size -= len(chunk)
+        return b"".join(chunks)
+
+    def close(self) -> None:
+        self._end.close()

@@ -1,0 +1,200 @@
+"""Run a step in a child process: `run_in="process"`.
+
+Place in the life of an execution: run a step. The child finds the function by module and qualified name; state, result
+and progress cross as the codec's bytes. A step thread serves the child's context calls while it runs. Cancel and
+time-out kill the child; its death fails the attempt, not the program; and it dies with its parent.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import anyio
+import attrs
+
+from longrun import codec
+from longrun.attempt import Attempt
+from longrun.errors import NonRetryable, StepProcessError, UnsupportedInProcessError
+from longrun.pipe import Pipe
+from longrun.records import Progress
+from longrun.registry import DIRECTIVES, Step
+from longrun.threads import call_from_thread
+
+IDLE = 4
+"""Children kept for the next step once theirs has ended."""
+DIRECTIVE = {kind.__name__: kind for kind in DIRECTIVES}
+
+
+class RemoteError(Exception):
+    """An exception of a child process, of the same kind where that kind is known here."""
+
+
+class Child:
+    """A child process that runs one step at a time."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "longrun.child", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+            )
+        self.pipe = Pipe(ours)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.end()
+
+    def end(self) -> str:
+        """Close the pipe, which ends an idle child, and say how it ended."""
+        self.pipe.close()
+        code = self._process.wait()
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+
+class ProcessEngine:
+    """Child processes, started as they are needed and kept for a while."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._places = anyio.Semaphore(limit or max(4, 2 * (os.cpu_count() or 1)))
+        self._idle: list[Child] = []
+
+    async def run(self, attempt: Attempt, state: Any) -> Any:
+        async with self._places:
+            child = self._child()
+            finished = False
+            try:
+                outcome = await attempt.run_sync(_drive, attempt, child, _job(attempt, state))
+                finished = True
+            finally:
+                if not finished:
+                    child.kill()
+            self._keep(child)
+        return _returned(attempt.step, outcome)
+
+    def _child(self) -> Child:
+        # In the loop's own thread: on Linux a child that asked to die with its parent dies with the thread that made it.
+        while self._idle:
+            child = self._idle.pop()
+            if child.alive:
+                return child
+            child.end()
+        return Child()
+
+    def _keep(self, child: Child) -> None:
+        if child.alive and len(self._idle) < IDLE:
+            self._idle.append(child)
+        else:
+            child.kill()
+
+    async def aclose(self) -> None:
+        while self._idle:
+            self._idle.pop().kill()
+
+
+def _job(attempt: Attempt, state: Any) -> dict[str, Any]:
+    step = attempt.step
+    return {
+        "path": sys.path,
+        "main": _main(),
+        "module": step.function.__module__,
+        "name": step.function.__qualname__,
+        "takes_context": step.takes_context,
+        "info": codec.unstructure(_plain_info(attempt), dict, "info"),
+        "entries": {key: data.decode() for key, data in attempt.ledger.entries.items()},
+        "interval": attempt.interval,
+        "state": codec.unstructure(state, step.state_type),
+    }
+
+
+def _plain_info(attempt: Attempt) -> dict[str, Any]:
+    return {**attrs.asdict(attempt.info, recurse=False), "metadata": dict(attempt.info.metadata)}
+
+
+def _main() -> dict[str, str] | None:
+    """How the child can load what is `__main__` here, without running it as a program."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        return {"module": spec.name}
+    path = getattr(main, "__file__", None)
+    return {"file": os.path.abspath(path)} if path else None
+
+
+def _drive(attempt: Attempt, child: Child, job: dict[str, Any]) -> dict[str, Any]:
+    """In a step thread: give the child its job, answer its calls, and return its last message."""
+    try:
+        child.pipe.send(job)
+    except OSError:
+        raise StepProcessError(attempt.step.name, child.end()) from None
+    while True:
+        message = child.pipe.receive()
+        if message is None:
+            raise StepProcessError(attempt.step.name, child.end())
+        if message["op"] == "returned":
+            return message
+        if message["op"] == "raised":
+            raise _error(attempt.step, message)
+        _serve(attempt, child, message)
+
+
+def _serve(attempt: Attempt, child: Child, message: dict[str, Any]) -> None:
+    op = message["op"]
+    if op == "save":
+        for key in message["drop"]:
+            attempt.ledger.drop([key])
+        for key, text in message["put"].items():
+            attempt.ledger.record(key, text.encode())
+        if not message["force"]:
+            attempt.hand_over()
+            return
+        call_from_thread(attempt.durable)
+    elif op == "obey":
+        call_from_thread(attempt.obey)
+    elif op == "progress":
+        attempt.report(Progress(done=message["done"], total=message["total"], message=message["message"]))
+        return
+    elif op != "look":
+        raise UnsupportedInProcessError(op)
+    child.pipe.send({"time_left": attempt.time_left(), "shutting_down": attempt.shutting_down})
+
+
+def _returned(step: Step, message: dict[str, Any]) -> Any:
+    value = codec.structure(message["state"], step.result_type, "state")
+    directive = message["directive"]
+    if directive is None:
+        return value
+    fields = codec.structure(message["fields"], dict, "directive")
+    return DIRECTIVE[directive](**fields, state=value)
+
+
+def _error(step: Step, message: dict[str, Any]) -> Exception:
+    """An error that the step's retry policy takes for what it was in the child."""
+    text = message["text"]
+    policy = step.retry
+    known = [NonRetryable, *(policy.retry_on if policy else ()), *(policy.give_up_on if policy else ())]
+    known += [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    by_name = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in known}
+    kind = next((by_name[name] for name in message["kinds"] if name in by_name), Exception)
+    bases = (RemoteError,) if kind is Exception else (RemoteError, kind)
+    remote = type(message["name"], bases, {"__init__": _init_plainly, "__str__": lambda self: text})
+    error: Exception = remote()
+    error.add_note(message["trace"])
+    return error
+
+
+def _init_plainly(self: Exception) -> None:
+    """Kinds such as UnicodeDecodeError insist on arguments; the text is all that crossed."""

@@ -1,0 +1,100 @@
+"""New executions, and messages for old ones, on their way to the disk.
+
+Place in the life of an execution: start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import attrs
+
+from longrun.errors import LongrunError, StoreUnavailableError
+from longrun.stored import Create, Save, Send
+from longrun.stores._file.catalog import mark_of
+from longrun.stores._file.contents import Mail, first_lines, save_lines
+from longrun.stores._file.entries import Entry, Mark
+from longrun.stores._file.inbox import Box, send
+from longrun.stores._file.journal import Journal, failed
+from longrun.stores._file.lines import Identity
+from longrun.stores._file.place import Place, done_name, journal_name, stem_of
+from longrun.stores.base import Answer
+
+
+@attrs.define(eq=False)
+class Birth:
+    """A new execution on its way into live/."""
+
+    where: int
+    create: Create
+    born: str = attrs.field(factory=lambda: os.urandom(8).hex())
+    temporary: str = ""
+    fd: int = -1
+    data: bytes = b""
+    lines: int = 0
+    error: LongrunError | None = None
+    journal: Journal | None = None
+    mark: Mark | None = None
+
+    def prepare(self, place: Place) -> None:
+        """Write the complete journal under a temporary name, durably."""
+        create = self.create
+        identity = Identity(create.id, 0)
+        lines = first_lines(identity, create.definition, self.born)
+        save = Save(id=create.id, head=create.head, boundaries=(create.boundary,), blobs=create.blobs)
+        lines += save_lines(identity, len(lines) + 1, save, Mail(), whole=True)
+        self.data, self.lines = b"".join(lines), len(lines)
+        try:
+            self.temporary, self.fd = place.temporary(self.data, sync=True)
+        except OSError as error:
+            self.error = failed(error)
+
+    def publish(self, place: Place) -> bool | LongrunError:
+        """Let it appear, unless the id is taken."""
+        if self.error is not None:
+            return self.error
+        stem = stem_of(self.create.id)
+        kept = False
+        try:
+            if place.done.stat(done_name(stem)) is not None:
+                place.drop_temporary(self.temporary)
+                return False
+            if not place.publish(self.temporary, place.live, journal_name(stem, 0)):
+                return False
+            head = self.create.head
+            if head.owner is not None and not head.state.finished:
+                self.journal = Journal(
+                    place, self.create.id, 0, self.fd, head=head, mail=Mail(), n=self.lines, size=len(self.data)
+                )
+                kept = True
+            self.mark = mark_of(place.disk.fstat(self.fd))
+            return True
+        except OSError as error:
+            return failed(error)
+        finally:
+            if not kept:
+                place.disk.close(self.fd)
+
+    @property
+    def entry(self) -> Entry:
+        create = self.create
+        definition = attrs.evolve(create.definition, steps=())
+        return Entry(stem_of(create.id), 0, self.born, definition, create.head, Mail(), self.mark)
+
+
+@attrs.define(eq=False)
+class Post:
+    """Messages for one execution."""
+
+    box: Box
+    sends: list[tuple[int, Send]]
+    mail: Mail
+    new: bool
+    answers: Sequence[Answer] = ()
+
+    def deliver(self, place: Place) -> None:
+        try:
+            self.answers = send(place, self.box, [one for _, one in self.sends], self.mail)
+        except StoreUnavailableError as error:
+            self.answers = [error] * len(self.sends)

@@ -1,0 +1,187 @@
+"""Executions change hands: generation N+1 appears first, and N is read after that.
+
+Place in the life of an execution: claim. Whoever links the next generation has won; nobody else can, and from then on
+no write to N is acknowledged. A claim that turns out to be wrong (N was over already, or is not to be had any more) is
+taken back by removing N+1 before anybody was told of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from longrun.clock import Clock
+from longrun.errors import CorruptDataError, StoreUnavailableError
+from longrun.stored import Claim, Loaded
+from longrun.stores._file.contents import Contents, claim_line, claimed_head, snapshot_lines, woken_head
+from longrun.stores._file.disk import write_all
+from longrun.stores._file.entries import Entry, free, rank, wanted
+from longrun.stores._file.inbox import Letters, box_of, read_letters
+from longrun.stores._file.journal import Journal, Spot, failed, locate, move_history, read_spot
+from longrun.stores._file.lines import Identity
+from longrun.stores._file.place import KIND, Place, journal_name
+from longrun.stores._file.writes import Writes
+
+ROWS_CARRIED = 100
+"""Old rows that a claim copies into the new generation; with more, they go to the history."""
+
+
+@attrs.define(eq=False)
+class _Taken:
+    """An execution whose next generation is ours."""
+
+    journal: Journal
+    contents: Contents
+    letters: Letters
+    error: StoreUnavailableError | None = None
+
+    def sync(self) -> None:
+        try:
+            self.journal.place.disk.fdatasync(self.journal.fd)
+        except OSError as error:
+            self.error = failed(error)
+
+
+class Claims:
+    """Gives executions to owners."""
+
+    def __init__(self, place: Place, writes: Writes, clock: Clock) -> None:
+        self._place, self._writes, self._clock = place, writes, clock
+        self._catalog = writes.catalog
+
+    def claim(self, claim: Claim) -> list[Loaded]:
+        candidates = self._due(claim) if claim.ids is None else self._named(claim, claim.ids)
+        chosen = sorted({entry.stem: entry for entry in candidates}.values(), key=lambda entry: rank(entry.definition))
+        given: list[Loaded] = []
+        while chosen and len(given) < claim.limit:
+            room = min(claim.limit - len(given), self._writes.chunk)
+            given += self._take_all(chosen[:room], claim)
+            del chosen[:room]
+        return given
+
+    def _due(self, claim: Claim) -> list[Entry]:
+        with self._catalog.lock:
+            self._catalog.listen()
+            found = self._catalog.entries.due(claim)
+            return [
+                entry for entry in found if free(entry.head, claim) and wanted(entry.definition, entry.effective, claim)
+            ]
+
+    def _named(self, claim: Claim, ids: Iterable[str]) -> list[Entry]:
+        found: list[Entry] = []
+        for id in dict.fromkeys(ids):
+            spot = locate(self._place, id)
+            if spot is not None and spot.folder is self._place.done:
+                spot = self._from_done(claim, id, spot)
+            entry = None if spot is None else self._catalog.find(id, spot.gen)
+            if entry is not None and free(entry.head, claim) and wanted(entry.definition, entry.effective, claim):
+                found.append(entry)
+        return found
+
+    def _from_done(self, claim: Claim, id: str, spot: Spot) -> Spot | None:
+        """A finished one comes back into live/ if it is to be had."""
+        try:
+            contents, _ = read_spot(self._place, id, spot)
+            contents.settle()
+        except (CorruptDataError, FileNotFoundError):
+            return None
+        head, definition = contents.found()
+        if not (free(head, claim) and wanted(definition, head, claim)):
+            return None
+        self._writes.bring_back(id)
+        return locate(self._place, id)
+
+    def _take_all(self, entries: list[Entry], claim: Claim) -> list[Loaded]:
+        taken: list[_Taken] = []
+        try:
+            taken += [one for entry in entries if (one := self._take(entry, claim)) is not None]
+            self._writes.crew.run(_Taken.sync, taken)
+            if taken:
+                self._place.live.sync()
+        except BaseException:
+            self._give_back(taken)
+            raise
+        failures = [one for one in taken if one.error is not None]
+        self._give_back(failures)
+        given = [one for one in taken if one.error is None]
+        for one in given:
+            self._writes.adopt(one.journal, _entry(one))
+        self._writes.shrink()
+        if failures and not given:
+            raise failures[0].error or StoreUnavailableError(KIND, "a claim failed")
+        return [one.contents.loaded(one.letters.messages.values()) for one in given]
+
+    def _give_back(self, taken: list[_Taken]) -> None:
+        """Nobody was told of these: as if they had never been taken."""
+        for one in taken:
+            one.journal.close()
+            self._place.live.remove(one.journal.name)
+
+    def _take(self, entry: Entry, claim: Claim) -> _Taken | None:
+        """Create the next generation, then read this one; None if somebody else was quicker or it is not to be had."""
+        gen = entry.gen + 1
+        identity = Identity(entry.id, gen)
+        first = claim_line(identity, claim.owner, self._clock.now())
+        temporary, fd = self._place.temporary(first, sync=False)
+        name = journal_name(entry.stem, gen)
+        try:
+            if not self._place.publish(temporary, self._place.live, name):
+                self._place.disk.close(fd)
+                self._catalog.find(entry.id, gen)
+                return None
+        except OSError:
+            self._place.disk.close(fd)
+            raise
+        try:
+            taken = self._read(entry, claim, identity, fd, len(first))
+        except BaseException:
+            self._place.live.remove(name)
+            self._place.disk.close(fd)
+            raise
+        if taken is None:
+            self._place.live.remove(name)
+            self._place.disk.close(fd)
+            self._again(entry)
+        return taken
+
+    def _read(self, entry: Entry, claim: Claim, identity: Identity, fd: int, size: int) -> _Taken | None:
+        place = self._place
+        before = Spot(place.live, entry.stem, entry.gen, journal_name(entry.stem, entry.gen))
+        letters = read_letters(place, box_of(place, entry.stem, entry.id, entry.born))
+        try:
+            contents, _ = read_spot(place, entry.id, before)
+            contents.settle()
+        except (FileNotFoundError, CorruptDataError):
+            return None
+        head, definition = contents.found()
+        if contents.born != entry.born:
+            letters = read_letters(place, box_of(place, entry.stem, entry.id, contents.born))
+        effective = woken_head(head, bool(letters.waiting(contents.mail)))
+        if not (free(head, claim) and wanted(definition, effective, claim)):
+            return None
+        contents.head = claimed_head(head, claim.owner)
+        if len(contents.old_rows()) > ROWS_CARRIED:
+            move_history(place, entry.stem, contents)
+        lines = snapshot_lines(identity, contents, 2)
+        data = b"".join(lines)
+        write_all(place.disk, fd, data)
+        n, size = 1 + len(lines), size + len(data)
+        journal = Journal(place, entry.id, identity.gen, fd, head=contents.head, mail=contents.mail, n=n, size=size)
+        return _Taken(journal, contents, letters)
+
+    def _again(self, entry: Entry) -> None:
+        """What was known of it was wrong: look again."""
+        with self._catalog.lock:
+            self._catalog.forget(entry.stem)
+            spot = locate(self._place, entry.id)
+            if spot is not None and spot.folder is self._place.live:
+                self._catalog.find(entry.id, spot.gen)
+
+
+def _entry(taken: _Taken) -> Entry:
+    journal, contents = taken.journal, taken.contents
+    head, definition = contents.found()
+    entry = Entry(journal.stem, journal.gen, contents.born, definition, head, contents.mail)
+    entry.letters = tuple(taken.letters.messages)
+    return entry

@@ -1,0 +1,55 @@
+"""A small pool of threads for waiting on the disk: the file system groups syncs that are asked for together.
+
+Place in the life of an execution: checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SIZE = 16
+
+
+class Crew:
+    """The caller works too; for a single item no thread is needed at all."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run(self, function: Callable[[T], object], items: Sequence[T]) -> None:
+        """Call `function` with each item, several at a time. If a call raises, so does this, when all have ended."""
+        if len(items) == 1:
+            function(items[0])
+        elif items:
+            self._run(function, items)
+
+    def _run(self, function: Callable[[T], object], items: Sequence[T]) -> None:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(SIZE - 1, thread_name_prefix="longrun-file-sync")
+        todo = deque(items)
+
+        def work() -> None:
+            while True:
+                try:
+                    item = todo.popleft()
+                except IndexError:
+                    return
+                function(item)
+
+        others = [self._pool.submit(work) for _ in range(min(SIZE, len(items)) - 1)]
+        try:
+            work()
+        finally:
+            wait(others)
+        for other in others:
+            other.result()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None

@@ -1,0 +1,306 @@
+"""Finished executions: their journals move to done/, lazily, and one index keeps a summary of each.
+
+Place in the life of an execution: finish. Claims never look here; a listing reads what the index has grown by. A
+summary is durable in the index before its journal moves, and a journal in live/ counts before one in the index, so a
+crash in between shows every execution once. An index that is damaged or missing is made anew from the journals.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from longrun.errors import CorruptDataError
+from longrun.records import ExecutionState
+from longrun.stored import Definition, Head, Query, Stored
+from longrun.stores._file.disk import read_range, write_all
+from longrun.stores._file.entries import Entry, matches
+from longrun.stores._file.forms import definition_form, definition_from, head_form, head_from
+from longrun.stores._file.journal import Spot, read_spot, read_summary, remove_older, signpost
+from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, identity_of, pack, unpack_any
+from longrun.stores._file.place import FINISHED_INDEX, Place, done_inbox_name, done_name, journal_name, stem_of
+
+GONE_LIMIT = 1000
+"""Lines of removed executions that the index may hold, beside as many others, before it is written anew."""
+
+
+@attrs.frozen
+class Row:
+    """What the index says of one execution: enough to choose by; the rest is read where it is shown."""
+
+    id: str
+    created: float
+    state: ExecutionState
+    ended: float | None
+    workflow: str
+    queue: str
+    start: int
+    size: int
+
+
+class Finished:
+    """The index of done/, read as far as it has grown. Safe from any thread."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._rows: dict[str, Row] = {}
+        self._order: list[Row] | None = []
+        self._ino = -1
+        self._end = 0
+        self._gone = 0
+        self._broken = False
+        self._names: dict[str, str] = {}
+
+    # reading
+
+    def find(self, query: Query, live: set[str]) -> Iterator[Stored]:
+        """What matches and is not in live/, newest first."""
+        if query.states is not None and not any(state.finished for state in query.states):
+            return
+        self._mend()
+        with self._lock:
+            self._refresh()
+            rows = self._ordered()
+        after = query.after
+        with self._place.top.opened(FINISHED_INDEX) as fd:
+            for row in rows:
+                if (
+                    row.id in live
+                    or (after is not None and (row.created, row.id) >= after)
+                    or not _may_match(row, query)
+                ):
+                    continue
+                stored = self._stored(fd, row)
+                if stored is not None and matches(stored.definition, stored.head, query):
+                    yield stored
+
+    def count(self, query: Query, live: set[str]) -> dict[ExecutionState, int]:
+        counts: dict[ExecutionState, int] = {}
+        if _only_rows(query):
+            self._mend()
+            with self._lock:
+                self._refresh()
+                rows = list(self._rows.values())
+            for row in rows:
+                if row.id not in live and _may_match(row, query):
+                    counts[row.state] = counts.get(row.state, 0) + 1
+            return counts
+        for stored in self.find(attrs.evolve(query, after=None), live):
+            counts[stored.head.state] = counts.get(stored.head.state, 0) + 1
+        return counts
+
+    def lists(self, id: str) -> bool:
+        """Whether the index names it."""
+        with self._lock:
+            self._refresh()
+            return id in self._rows
+
+    def _stored(self, fd: int, row: Row) -> Stored | None:
+        try:
+            identity, line = unpack_any(self._place.disk.pread(fd, row.size, row.start))
+        except (BrokenLineError, ForeignLineError):
+            return None  # the index was written anew in this moment
+        return Stored(definition=_definition(identity.id, line.fields), head=head_from(line.fields["head"]))
+
+    def _ordered(self) -> list[Row]:
+        if self._order is None:
+            self._order = sorted(self._rows.values(), key=lambda row: (row.created, row.id), reverse=True)
+        return self._order
+
+    def _refresh(self) -> None:
+        place = self._place
+        fd, new = place.top.open_or_create(FINISHED_INDEX)
+        try:
+            status = place.disk.fstat(fd)
+            if new or status.st_ino != self._ino or status.st_size < self._end:
+                self._rows, self._order, self._end, self._gone = {}, None, 0, 0
+                self._ino, self._broken = status.st_ino, new
+            if status.st_size > self._end:
+                self._take_in(read_range(place.disk, fd, self._end))
+        finally:
+            place.disk.close(fd)
+
+    def _mend(self) -> None:
+        """Make a damaged or missing index anew, unless another process moves journals just now."""
+        with self._lock:
+            self._refresh()
+            broken = self._broken
+        if broken:
+            with self._place.locked(wait=False) as mine:
+                if mine:
+                    self.tidy()
+
+    def _take_in(self, data: bytes) -> None:
+        position = 0
+        while (end := data.find(b"\n", position)) != -1:
+            text = data[position:end]
+            try:
+                identity, line = unpack_any(text)
+                self._take_line(identity.id, line.fields, self._end + position, len(text))
+            except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
+                self._place.keep_aside(FINISHED_INDEX, text)
+                self._broken = True
+            position = end + 1
+        self._end += position
+        self._order = None
+
+    def _take_line(self, id: str, fields: dict[str, object], start: int, size: int) -> None:
+        known = self._rows.pop(id, None)
+        self._gone += known is not None
+        if fields["kind"] == "gone":
+            self._gone += 1
+            return
+        definition, head = _definition(id, fields), head_from(fields["head"])  # type: ignore[arg-type]  # JSON of ours
+        workflow = self._names.setdefault(definition.workflow, definition.workflow)
+        queue = self._names.setdefault(definition.queue, definition.queue)
+        self._rows[id] = Row(id, definition.created, head.state, head.ended, workflow, queue, start, size)
+
+    # writing, under the place's lock
+
+    def add(self, ended: Iterable[Entry]) -> None:
+        self._append([_line(entry.definition, entry.born, entry.gen, entry.head) for entry in ended])
+
+    def remove(self, ids: Iterable[str]) -> None:
+        self._append([pack(Identity(id, 0), 1, {"kind": "gone"}) for id in ids])
+
+    def _append(self, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        place = self._place
+        fd, new = place.top.open_or_create(FINISHED_INDEX)
+        try:
+            size = place.disk.fstat(fd).st_size
+            if size and place.disk.pread(fd, 1, size - 1) != b"\n":
+                lines = [b"\n", *lines]
+            write_all(place.disk, fd, b"".join(lines))
+            place.disk.fdatasync(fd)
+        finally:
+            place.disk.close(fd)
+        if new:
+            place.top.sync()
+
+    def tidy(self) -> None:
+        """Write the index anew where much of it is of no use any more, or where a line of it was damaged."""
+        with self._lock:
+            self._refresh()
+            if self._gone <= GONE_LIMIT + len(self._rows) and not self._broken:
+                return
+            lines = self._good_lines()
+            known = {stem_of(id) for id in lines}
+            for name in self._place.done.names():
+                stem = name.removesuffix(".jsonl")
+                if name.endswith(".jsonl") and stem not in known:
+                    for id, line in self._from_journal(stem):
+                        lines[id] = line
+            temporary, fd = self._place.temporary(b"".join(lines.values()), sync=True)
+            self._place.disk.close(fd)
+            self._place.replace(temporary, self._place.top, FINISHED_INDEX)
+            self._place.top.sync()
+            self._ino = -1
+            self._refresh()
+            self._broken = False
+
+    def _good_lines(self) -> dict[str, bytes]:
+        data = self._place.top.read(FINISHED_INDEX)
+        return {id: data[row.start : row.start + row.size] + b"\n" for id, row in self._rows.items()}
+
+    def _from_journal(self, stem: str) -> Iterator[tuple[str, bytes]]:
+        name = done_name(stem)
+        try:
+            identity = identity_of(self._place.done.read(name).partition(b"\n")[0])
+            spot = Spot(self._place.done, stem, identity.gen, name)
+            found = read_summary(self._place, spot, None)
+            if found is not None:
+                yield identity.id, _line(found.definition, found.born, identity.gen, found.head)
+                return
+            contents, _ = read_spot(self._place, identity.id, spot)
+            contents.settle()
+        except (BrokenLineError, ForeignLineError, CorruptDataError, FileNotFoundError):
+            return  # `load` of its id tells; a listing cannot
+        head, definition = contents.found()
+        yield identity.id, _line(definition, contents.born, identity.gen, head)
+
+
+def _line(definition: Definition, born: str, gen: int, head: Head) -> bytes:
+    fields = {"kind": "finished", "born": born, "definition": definition_form(definition), "head": head_form(head)}
+    return pack(Identity(definition.id, gen), 1, fields)
+
+
+def _definition(id: str, fields: dict[str, object]) -> Definition:
+    return definition_from(id, fields["definition"])  # type: ignore[arg-type]  # JSON of ours, checked by its checksum
+
+
+def _may_match(row: Row, query: Query) -> bool:
+    return (
+        (query.states is None or row.state in query.states)
+        and (query.workflows is None or row.workflow in query.workflows)
+        and (query.queue is None or row.queue == query.queue)
+        and (query.created_after is None or row.created >= query.created_after)
+        and (query.created_before is None or row.created < query.created_before)
+        and (query.ended_before is None or (row.ended is not None and row.ended < query.ended_before))
+    )
+
+
+def _only_rows(query: Query) -> bool:
+    """Whether the rows alone decide."""
+    return (
+        not query.metadata
+        and query.text is None
+        and query.owner is None
+        and query.owned is None
+        and query.parent_id is None
+    )
+
+
+# moving, under the place's lock
+
+
+def move_away(place: Place, finished: Finished, ended: Iterable[Entry]) -> list[Entry]:
+    """Move journals of finished executions to done/; those that moved. One in use stays for another time."""
+    ready = [entry for entry in ended if place.live.stat(journal_name(entry.stem, entry.gen + 1)) is None]
+    alone = remove_older(place, [(entry.id, entry.gen) for entry in ready])
+    ready = [entry for entry in ready if entry.id in alone]
+    finished.add(ready)
+    moved = [entry for entry in ready if _move(place, entry)]
+    if moved:
+        place.done.sync()
+    for entry in moved:
+        if entry.gen > 0:
+            place.live.remove(journal_name(entry.stem, 0))
+    return moved
+
+
+def _move(place: Place, entry: Entry) -> bool:
+    name = journal_name(entry.stem, entry.gen)
+    try:
+        fd = place.live.open(name)
+    except FileNotFoundError:
+        return False
+    try:
+        if not place.disk.lock(fd, wait=False):
+            return False
+        inbox = f"{entry.stem}.jsonl"
+        if place.inbox.stat(inbox) is not None:
+            place.disk.rename(inbox, done_inbox_name(entry.stem), place.inbox.fd, place.done.fd)
+        place.disk.rename(name, done_name(entry.stem), place.live.fd, place.done.fd)
+    finally:
+        place.disk.close(fd)
+    return True
+
+
+def bring_back(place: Place, finished: Finished, id: str, gen: int) -> None:
+    """The way back: a failed execution is to be claimed for a retry."""
+    stem = stem_of(id)
+    if gen > 0:
+        temporary, fd = place.temporary(signpost(id, gen), sync=True)
+        place.disk.close(fd)
+        place.publish(temporary, place.live, journal_name(stem, 0))
+    if place.done.stat(done_inbox_name(stem)) is not None:
+        place.disk.rename(done_inbox_name(stem), f"{stem}.jsonl", place.done.fd, place.inbox.fd)
+    place.disk.rename(done_name(stem), journal_name(stem, gen), place.done.fd, place.live.fd)
+    place.live.sync()
+    place.inbox.sync()
+    finished.remove([id])

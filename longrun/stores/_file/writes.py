@@ -1,0 +1,433 @@
+"""A batch of writes: creations, saves and messages, each made durable before it is acknowledged.
+
+Place in the life of an execution: start, checkpoint, finish. All of it runs in the store's writer thread, which keeps
+the journals that this process owns; only the waiting for the disk is spread over the crew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from longrun.errors import (
+    ExecutionNotFoundError,
+    LeaseLostError,
+    LongrunError,
+    StoreUnavailableError,
+    WriteOrderError,
+)
+from longrun.stored import Create, Head, Save, Send
+from longrun.stores._file import inbox
+from longrun.stores._file.births import Birth, Post
+from longrun.stores._file.catalog import Catalog
+from longrun.stores._file.contents import CLEARED, Mail, save_lines
+from longrun.stores._file.crew import Crew
+from longrun.stores._file.disk import write_all
+from longrun.stores._file.done import Finished, bring_back, move_away
+from longrun.stores._file.entries import Entry
+from longrun.stores._file.journal import (
+    Journal,
+    Spot,
+    failed,
+    locate,
+    read_spot,
+    read_summary,
+    remove_locked,
+    remove_older,
+)
+from longrun.stores._file.lines import fits
+from longrun.stores._file.place import KIND, Place, done_name, journal_name, stem_of
+from longrun.stores.base import Answer
+
+ROUNDS = 3
+"""How often a save is tried anew because its journal was moved in that moment."""
+CREATE_CHUNK = 128
+COMPACT_AT_ONCE = 32
+TIDY_OVER = 64
+
+Answers = list[Answer]
+
+
+class _StaleError(Exception):
+    """The file is not as this process left it: read it again."""
+
+
+@attrs.define(eq=False)
+class _Append:
+    """What one journal gets in this batch."""
+
+    journal: Journal
+    head: Head
+    mail: Mail
+    n: int
+    lines: list[bytes] = attrs.field(factory=list)
+    saves: list[tuple[int, Save]] = attrs.field(factory=list)
+    rings: bool = False
+    size: int = 0
+    error: LongrunError | _StaleError | None = None
+
+
+class Writes:
+    """The journals that this process owns, and what it does to them."""
+
+    def __init__(self, place: Place, catalog: Catalog, finished: Finished) -> None:
+        self.place, self.catalog, self.finished = place, catalog, finished
+        self.crew = Crew()
+        self._journals: dict[str, Journal] = {}
+        self._open: OrderedDict[str, Journal] = OrderedDict()
+        self._over: dict[str, int] = {}
+        self._rung: list[str] = []
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._open_limit = max(16, min(1024, soft // 4))
+
+    @property
+    def chunk(self) -> int:
+        """How many journals may be opened at once."""
+        return self._open_limit
+
+    def close(self) -> None:
+        for journal in self._journals.values():
+            journal.close()
+        self._journals.clear()
+        self._open.clear()
+        self.crew.close()
+
+    def ring(self) -> None:
+        self.place.ring(dict.fromkeys(self._rung))
+        self._rung.clear()
+
+    # journals
+
+    def adopt(self, journal: Journal, entry: Entry) -> None:
+        """This process owns the execution from now on."""
+        self.release(journal.id)
+        self._journals[journal.id] = self._open[journal.id] = journal
+        with self.catalog.lock:
+            self.catalog.put(entry)
+            self.catalog.mine.add(journal.stem)
+        self._rung.append(f"live/{journal.name}")
+
+    def release(self, id: str) -> None:
+        journal = self._journals.pop(id, None)
+        if journal is not None:
+            self._open.pop(id, None)
+            journal.close()
+            with self.catalog.lock:
+                self.catalog.mine.discard(journal.stem)
+
+    def shrink(self) -> None:
+        """Keep the number of open files within its bound."""
+        while len(self._open) > self._open_limit:
+            self._open.popitem(last=False)[1].close()
+
+    def _attach(self, save: Save) -> Journal:
+        """Open the journal of an execution that this process owns and has not written to yet."""
+        spot = locate(self.place, save.id)
+        if spot is not None and spot.folder is self.place.done:
+            self.bring_back(save.id)
+            spot = locate(self.place, save.id)
+        if spot is None:
+            raise ExecutionNotFoundError(save.id)
+        fd = self.place.live.open(spot.name, os.O_RDWR | os.O_APPEND)
+        try:
+            journal = self._attached(save, spot, fd)
+        except BaseException:
+            self.place.disk.close(fd)
+            raise
+        self._journals[save.id] = journal
+        with self.catalog.lock:
+            self.catalog.find(save.id, spot.gen)
+            self.catalog.mine.add(journal.stem)
+        return journal
+
+    def _attached(self, save: Save, spot: Spot, fd: int) -> Journal:
+        summary = read_summary(self.place, spot, None)
+        if summary is not None:
+            head, mail, tail = summary.head, summary.mail, summary.tail
+        else:
+            contents, tail = read_spot(self.place, save.id, spot)
+            contents.settle()
+            head, mail = contents.found()[0], contents.mail
+        if head.fence != save.head.fence:
+            raise LeaseLostError(save.id, save.head.fence)
+        size = tail.end if tail.clean else self._close_end(fd, spot, tail.end)
+        return Journal(self.place, save.id, spot.gen, fd, head=head, mail=mail, n=tail.n, size=size)
+
+    def _close_end(self, fd: int, spot: Spot, end: int) -> int:
+        """Cut off a write that a crash left half done; one that only lacks its newline gets it."""
+        rest = spot.folder.read(spot.name, end)
+        if fits(rest):
+            write_all(self.place.disk, fd, b"\n")
+            return end + len(rest) + 1
+        whole = rest[:-1] + b"\n" if fits(rest[:-1]) else b""
+        self.place.disk.truncate(fd, end)
+        write_all(self.place.disk, fd, whole)
+        return end + len(whole)
+
+    def bring_back(self, id: str) -> None:
+        with self.place.locked(wait=True):
+            spot = locate(self.place, id)
+            if spot is not None and spot.folder is self.place.done:
+                bring_back(self.place, self.finished, id, spot.gen)
+
+    # saves
+
+    def save(self, batch: Sequence[tuple[int, Save]], answers: Answers) -> None:
+        todo = batch
+        for _ in range(ROUNDS):
+            appends = self._prepare(todo, answers)
+            for start in range(0, len(appends), self._open_limit):
+                chunk = appends[start : start + self._open_limit]
+                self.crew.run(self._flush, chunk)
+                self._opened(chunk)
+            todo = self._settle(appends, answers)
+            if not todo:
+                break
+        for place, save in todo:
+            answers[place] = StoreUnavailableError(KIND, f"the journal of execution {save.id!r} keeps changing")
+        self._compact()
+
+    def _prepare(self, batch: Sequence[tuple[int, Save]], answers: Answers) -> list[_Append]:
+        """Compare each save with what is stored, and lay out its lines. Nothing is written yet."""
+        appends: dict[str, _Append] = {}
+        for place, save in batch:
+            append = appends.get(save.id)
+            if append is None or append.head.fence != save.head.fence:
+                try:
+                    journal = self._journals.get(save.id)
+                    if journal is None or journal.head.fence != save.head.fence:
+                        self._check_fence(journal, save)
+                        journal = self._attach(save)
+                except LongrunError as error:
+                    answers[place] = error
+                    continue
+                except OSError as error:
+                    answers[place] = failed(error)
+                    continue
+                append = appends.setdefault(save.id, _Append(journal, journal.head, journal.mail, journal.n))
+            self._lay_out(append, place, save, answers)
+        return list(appends.values())
+
+    def _check_fence(self, journal: Journal | None, save: Save) -> None:
+        """A journal of another generation is at hand: either the save is stale, or the journal is."""
+        if journal is not None:
+            try:
+                journal.check_owned()
+            except LeaseLostError:
+                self.release(save.id)
+            else:
+                raise LeaseLostError(save.id, save.head.fence)
+
+    def _lay_out(self, append: _Append, place: int, save: Save, answers: Answers) -> None:
+        stored, head = append.head.revision, save.head
+        if stored < head.revision - 1:
+            answers[place] = WriteOrderError(KIND, save.id, stored, head.revision)
+            return
+        append.saves.append((place, save))
+        if stored >= head.revision:
+            return  # done already; the fence is still to be compared
+        if save.take or head.state in CLEARED:
+            append.mail = append.mail.copy()
+            append.mail.take(save.take)
+            if head.state in CLEARED:
+                append.mail.take_all(self._last_message(append.journal))
+            append.rings = True
+        lines = save_lines(append.journal.identity, append.n + 1, save, append.mail)
+        append.lines += lines
+        append.n += len(lines)
+        append.head = head
+        append.rings = append.rings or head.owner is None
+
+    def _last_message(self, journal: Journal) -> int:
+        if self.place.inbox.stat(f"{journal.stem}.jsonl") is None:
+            return 0
+        with self.catalog.lock:
+            entry = self.catalog.entries.by_stem[journal.stem]
+        return inbox.read_letters(self.place, inbox.box_of(self.place, entry.stem, entry.id, entry.born)).last
+
+    def _flush(self, append: _Append) -> None:
+        """Write, sync, and only then look whether the journal is still ours. Runs in a thread of the crew."""
+        journal = append.journal
+        try:
+            if not journal.reopen():
+                raise _StaleError
+            if journal.bad:
+                journal.mend()
+            if append.lines:
+                data = b"".join(append.lines)
+                append.size = len(data)
+                journal.append(data)
+            journal.check_owned()
+        except (LongrunError, _StaleError) as error:
+            append.error = error
+        except OSError as error:
+            append.error = failed(error)
+
+    def _opened(self, chunk: Iterable[_Append]) -> None:
+        for append in chunk:
+            id = append.journal.id
+            if append.journal.fd >= 0:
+                self._open[id] = append.journal
+                self._open.move_to_end(id)
+        self.shrink()
+
+    def _settle(self, appends: list[_Append], answers: Answers) -> list[tuple[int, Save]]:
+        """Answer what was written; the saves that must be tried anew."""
+        again: list[tuple[int, Save]] = []
+        with self.catalog.lock:
+            for append in appends:
+                if append.error is not None:
+                    again += self._refuse(append, answers)
+                elif append.lines:
+                    self._written(append)
+        return again
+
+    def _written(self, append: _Append) -> None:
+        journal, head = append.journal, append.head
+        took = append.mail is not journal.mail
+        journal.head, journal.mail, journal.n = head, append.mail, append.n
+        journal.size += append.size
+        journal.saves += len(append.saves)
+        self.catalog.saved(journal, head, append.mail)
+        if journal.gen > 0 and journal.saves >= 2 and journal.saves - len(append.saves) < 2:
+            self._over[journal.id] = journal.gen
+        if append.rings:
+            self._rung.append(f"live/{journal.name}")
+        if took and not head.state.finished:
+            self._compact_inbox(journal)
+        if head.owner is None or head.state.finished:
+            self.release(journal.id)
+
+    def _refuse(self, append: _Append, answers: Answers) -> list[tuple[int, Save]]:
+        journal, error = append.journal, append.error
+        if isinstance(error, StoreUnavailableError):
+            for place, _ in append.saves:
+                answers[place] = error
+            return []
+        self.release(journal.id)
+        spot = locate(self.place, journal.id)
+        if isinstance(error, _StaleError) or (spot is not None and spot.gen == journal.gen):
+            return append.saves  # another hand moved the file, or wrote to it: read it again
+        if spot is not None and spot.folder is self.place.live:
+            self.catalog.find(journal.id, spot.gen)
+        for place, save in append.saves:
+            answers[place] = error if isinstance(error, LeaseLostError) else LeaseLostError(save.id, save.head.fence)
+        return []
+
+    def _compact_inbox(self, journal: Journal) -> None:
+        entry = self.catalog.entries.by_stem.get(journal.stem)
+        if entry is not None:
+            with contextlib.suppress(OSError, StoreUnavailableError):  # it stays long; the next message tries again
+                inbox.compact(self.place, inbox.box_of(self.place, entry.stem, entry.id, entry.born), journal.mail)
+
+    def _compact(self) -> None:
+        grown = [journal for journal in self._open.values() if journal.size > journal.limit and not journal.bad]
+        self.crew.run(_try_to_compact, grown[:COMPACT_AT_ONCE])
+
+    # creations
+
+    def create(self, batch: Sequence[tuple[int, Create]], answers: Answers) -> None:
+        fresh: dict[str, tuple[int, Create]] = {}
+        for place, create in batch:
+            if create.id in fresh or self._taken(create.id):
+                answers[place] = False
+            else:
+                fresh[create.id] = (place, create)
+        items = list(fresh.values())
+        for start in range(0, len(items), CREATE_CHUNK):
+            self._create_chunk([Birth(place, create) for place, create in items[start : start + CREATE_CHUNK]], answers)
+        if items:
+            self.place.live.sync()
+
+    def _taken(self, id: str) -> bool:
+        """Whether an execution has the id; clears away what a crash in the middle of its deletion left."""
+        stem = stem_of(id)
+        if self.place.live.stat(journal_name(stem, 0)) is None:
+            return self.place.done.stat(done_name(stem)) is not None
+        if locate(self.place, id) is not None:
+            return True
+        with self.place.locked(wait=True):
+            return locate(self.place, id) is not None or not remove_locked(self.place, stem, 0)
+
+    def _create_chunk(self, births: list[Birth], answers: Answers) -> None:
+        self.crew.run(lambda birth: birth.prepare(self.place), births)
+        with self.place.locked(wait=True, shared=True):
+            for birth in births:
+                answers[birth.where] = birth.publish(self.place)
+        for birth in births:
+            if birth.journal is not None and answers[birth.where] is True:
+                self.adopt(birth.journal, birth.entry)
+            elif answers[birth.where] is True:
+                self.catalog.put(birth.entry)
+                self._rung.append(f"live/{journal_name(birth.entry.stem, 0)}")
+        self.shrink()
+
+    # messages
+
+    def send(self, batch: Sequence[tuple[int, Send]], answers: Answers) -> None:
+        by_id: dict[str, list[tuple[int, Send]]] = {}
+        for place, send in batch:
+            by_id.setdefault(send.id, []).append((place, send))
+        with self.place.locked(wait=True, shared=True):
+            posts = [post for id, sends in by_id.items() if (post := self._address(id, sends, answers)) is not None]
+            self.crew.run(lambda post: post.deliver(self.place), posts)
+            for folder in {post.box.folder for post in posts if post.new}:
+                folder.sync()
+        for post in posts:
+            for (where, _), answer in zip(post.sends, post.answers, strict=True):
+                answers[where] = answer
+            self._rung.append(f"inbox/{post.box.name}")
+
+    def _address(self, id: str, sends: list[tuple[int, Send]], answers: Answers) -> Post | None:
+        try:
+            spot = locate(self.place, id)
+            if spot is None:
+                raise ExecutionNotFoundError(id)
+            born, mail = self._mail(id, spot)
+            box = inbox.box_of(self.place, spot.stem, id, born, done=spot.folder is self.place.done)
+            return Post(box, sends, mail, box.folder.stat(box.name) is None)
+        except LongrunError as error:
+            for where, _ in sends:
+                answers[where] = error
+        except OSError as error:
+            for where, _ in sends:
+                answers[where] = failed(error)
+        return None
+
+    def _mail(self, id: str, spot: Spot) -> tuple[str, Mail]:
+        if spot.folder is self.place.live:
+            entry = self.catalog.find(id, spot.gen)
+            if entry is not None:
+                return entry.born, entry.mail
+        contents, _ = read_spot(self.place, id, spot)
+        contents.settle()
+        return contents.born, contents.mail
+
+    # what can wait
+
+    def tidy(self, *, least: int = TIDY_OVER) -> None:
+        """Remove old generations and move finished journals away, when enough of them have come together."""
+        if len(self._over) >= least:
+            over, self._over = list(self._over.items()), {}
+            remove_older(self.place, over)
+        with self.catalog.lock:
+            ended = list(self.catalog.finished.values())
+        if len(ended) < least:
+            return
+        with self.place.locked(wait=False) as mine:
+            if not mine:
+                return
+            for entry in ended:
+                self.release(entry.id)
+            for entry in move_away(self.place, self.finished, ended):
+                self.catalog.forget(entry.stem)
+
+
+def _try_to_compact(journal: Journal) -> None:
+    with contextlib.suppress(OSError, LongrunError):  # it stays long and whole; the next save tells if it is lost
+        journal.compact()

@@ -1,0 +1,346 @@
+"""Executions in a directory of files, the default store: readable with `cat` and `jq`, for a local file system.
+
+Place in the life of an execution: claim, checkpoint, finish. Each execution has one append-only journal of JSON lines,
+and a checkpoint is one append and one fdatasync whatever came before. `_file/place.py` shows the directory,
+`_file/journal.py` says how two processes are kept apart, `_file/contents.py` what a journal's lines mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar, TypeVar
+
+from longrun.clock import SYSTEM_CLOCK, Clock
+from longrun.errors import CorruptDataError, StoreUnavailableError
+from longrun.records import ExecutionState
+from longrun.seal import Seal
+from longrun.stored import Boundary, Claim, Create, Loaded, Message, Owner, Query, Save, Send, Stored, Write
+from longrun.stores._file import owners
+from longrun.stores._file.catalog import Catalog
+from longrun.stores._file.claims import Claims
+from longrun.stores._file.contents import Contents
+from longrun.stores._file.disk import Disk
+from longrun.stores._file.done import Finished
+from longrun.stores._file.entries import matches
+from longrun.stores._file.forms import boundary_from
+from longrun.stores._file.inbox import Box, box_of, parse_letters
+from longrun.stores._file.journal import Spot, locate, read_history, read_spot
+from longrun.stores._file.place import FORMAT, KIND, Place, done_inbox_name, unavailable
+from longrun.stores._file.removal import delete
+from longrun.stores._file.writes import Writes
+from longrun.stores.base import Answer, StoreBackend
+from longrun.stores.store import CheckpointStore
+
+T = TypeVar("T")
+
+TRIES = 50
+"""How often a reader starts over because a file moved under its hands."""
+
+
+class FileBackend(StoreBackend):
+    kind: ClassVar[str] = KIND
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, clock: Clock = SYSTEM_CLOCK, disk: Disk | None = None
+    ) -> None:
+        self._path = os.path.abspath(os.fspath(directory))
+        self._clock = clock
+        self._disk = disk or Disk()
+        self._parts: _Parts | None = None
+        self._woken = threading.Event()
+        self._seen = (-1, -1)
+
+    def __repr__(self) -> str:
+        return f"<FileBackend {self._path!r}>"
+
+    # life
+
+    def open(self) -> None:
+        self._woken.clear()
+        place = Place(self._path, self._disk)
+        self._parts = _Parts(place, self._clock)
+        with _guarded("the directory cannot be read"):
+            place.sweep()
+        self._seen = place.bell()
+
+    def close(self) -> None:
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            with contextlib.suppress(
+                OSError, StoreUnavailableError
+            ):  # only tidying; whoever opens it next does the rest
+                parts.writes.tidy(least=1)
+            parts.writes.close()
+            parts.place.close()
+
+    @property
+    def _open(self) -> _Parts:
+        if self._parts is None:
+            raise StoreUnavailableError(KIND, "it is not open")
+        return self._parts
+
+    def ping(self) -> None:
+        self._open.place.ping()
+
+    def describe(self) -> Mapping[str, object]:
+        facts: dict[str, object] = {**super().describe(), "directory": self._path, "format": FORMAT}
+        if self._parts is not None:
+            space = os.fstatvfs(self._parts.place.top.fd)
+            facts |= {"free_bytes": space.f_bavail * space.f_frsize, "fsync": "fdatasync for every acknowledged write"}
+        return facts
+
+    # the writer
+
+    def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        writes = self._open.writes
+        answers: list[Answer] = [None] * len(batch)
+        with _guarded("a write failed"):
+            try:
+                for part in _in_order(batch):
+                    writes.create([(n, write) for n, write in part if isinstance(write, Create)], answers)
+                    writes.save([(n, write) for n, write in part if isinstance(write, Save)], answers)
+                    writes.send([(n, write) for n, write in part if isinstance(write, Send)], answers)
+                writes.tidy()
+            finally:
+                writes.ring()
+        return answers
+
+    def claim(self, claim: Claim) -> list[Loaded]:
+        parts = self._open
+        with _guarded("a claim failed"):
+            try:
+                return parts.claims.claim(claim)
+            finally:
+                parts.writes.ring()
+
+    def register(self, owner: Owner, ttl: float) -> None:
+        with _guarded("an owner cannot be registered"):
+            owners.register(self._open.place, self._clock, owner, ttl)
+
+    def renew(self, owner: str, ttl: float) -> bool:
+        parts = self._open
+        with _guarded("a lease cannot be renewed"):
+            renewed = owners.renew(parts.place, self._clock, owner, ttl)
+        with contextlib.suppress(OSError, StoreUnavailableError):  # tidying must not cost an owner its lease
+            parts.writes.tidy(least=1)
+        return renewed
+
+    def unregister(self, owner: str) -> None:
+        with _guarded("an owner cannot be removed"):
+            owners.unregister(self._open.place, owner)
+
+    def delete(self, ids: Sequence[str]) -> list[bool]:
+        with _guarded("a deletion failed"):
+            return delete(self._open.writes, ids)
+
+    # readers
+
+    def load(self, id: str) -> Loaded | None:
+        return self._read(id, _loaded)
+
+    def find(self, query: Query) -> list[Stored]:
+        parts = self._open
+        with _guarded("a listing failed"):
+            rows, live = self._live(query)
+            if query.after is not None:
+                rows = [row for row in rows if _position(row) < query.after]
+            rows.sort(key=_position, reverse=True)
+            rows = rows[: query.limit]
+            for stored in parts.finished.find(query, live):
+                rows.append(stored)
+                if len(rows) >= 2 * query.limit:
+                    break
+            rows.sort(key=_position, reverse=True)
+            return rows[: query.limit]
+
+    def count(self, query: Query) -> dict[ExecutionState, int]:
+        with _guarded("a listing failed"):
+            rows, live = self._live(query)
+            counts = self._open.finished.count(query, live)
+            for row in rows:
+                counts[row.head.state] = counts.get(row.head.state, 0) + 1
+            return counts
+
+    def _live(self, query: Query) -> tuple[list[Stored], set[str]]:
+        """What matches in live/, and every id there."""
+        catalog = self._open.catalog
+        with catalog.lock:
+            catalog.look()
+            entries = list(catalog.entries.by_stem.values())
+            rows = [
+                Stored(definition=entry.definition, head=entry.effective)
+                for entry in entries
+                if matches(entry.definition, entry.head, query)
+            ]
+            return rows, {entry.id for entry in entries}
+
+    def boundaries(self, id: str, *, after: int = 0, limit: int = 1000) -> list[Boundary]:
+        def rows(place: Place, spot: Spot, contents: Contents, _: Callable[[], list[Message]]) -> list[Boundary]:
+            found = {**read_history(place, spot.stem, id, contents.born), **contents.rows}
+            numbers = [seq for seq in sorted(found) if seq > after][:limit]
+            return [boundary_from(found[seq], blobs=seq in contents.states) for seq in numbers]
+
+        return self._read(id, rows) or []
+
+    def checkpoint(self, id: str, seq: int) -> tuple[Boundary, Mapping[str, bytes]] | None:
+        def one(
+            place: Place, spot: Spot, contents: Contents, _: Callable[[], list[Message]]
+        ) -> tuple[Boundary, Mapping[str, bytes]] | None:
+            if contents.readable(seq):
+                boundary = contents.boundary(seq)
+                return boundary, {name: contents.blobs[name] for name in boundary.blobs}
+            if seq in contents.states or seq in contents.lost:
+                raise CorruptDataError(f"checkpoint {seq} of execution {id!r}", "its state is not readable")
+            return None
+
+        return self._read(id, one)
+
+    def messages(self, id: str) -> list[Message]:
+        def waiting(
+            place: Place, spot: Spot, contents: Contents, letters: Callable[[], list[Message]]
+        ) -> list[Message]:
+            return [message for message in letters() if contents.mail.waits(message.id)]
+
+        return self._read(id, waiting) or []
+
+    def pending(self, owner: str) -> list[str]:
+        catalog = self._open.catalog
+        with _guarded("a listing failed"), catalog.lock:
+            catalog.listen()
+            return catalog.entries.pending(owner)
+
+    def owners(self) -> list[Owner]:
+        with _guarded("owners cannot be read"):
+            return owners.read_owners(self._open.place, self._clock)
+
+    def next_due(self) -> float | None:
+        catalog = self._open.catalog
+        with _guarded("a listing failed"), catalog.lock:
+            catalog.listen()
+            return catalog.entries.next_due()
+
+    def size(self, id: str) -> int:
+        place = self._open.place
+        with _guarded("a size cannot be read"):
+            spot = locate(place, id)
+            if spot is None:
+                return 0
+            inbox = done_inbox_name(spot.stem) if spot.folder is place.done else f"{spot.stem}.jsonl"
+            inbox_folder = place.done if spot.folder is place.done else place.inbox
+            files = (
+                spot.folder.stat(spot.name),
+                place.history.stat(f"{spot.stem}.jsonl"),
+                inbox_folder.stat(inbox),
+            )
+            return sum(status.st_size for status in files if status is not None)
+
+    def _read(self, id: str, use: Callable[[Place, Spot, Contents, Callable[[], list[Message]]], T]) -> T | None:
+        """Read one execution and hand it to `use`; start over if it moved meanwhile. None if there is none."""
+        place = self._open.place
+        with _guarded("a journal cannot be read"):
+            for _ in range(TRIES):
+                spot = locate(place, id)
+                if spot is None:
+                    return None
+                try:
+                    return _read_once(place, id, spot, use)
+                except FileNotFoundError:
+                    continue
+        raise StoreUnavailableError(KIND, f"the journal of execution {id!r} keeps moving")
+
+    # the watcher
+
+    def wait(self, timeout: float) -> bool:
+        place = self._open.place
+        deadline = time.monotonic() + timeout
+        while True:
+            with _guarded("the bell cannot be read"):
+                bell = place.bell()
+            left = deadline - time.monotonic()
+            if bell != self._seen:
+                self._seen = bell
+                return True
+            if left <= 0:
+                return False
+            if self._woken.wait(min(left, self.poll_interval)):
+                self._woken.clear()
+                return True
+
+    def wake(self) -> None:
+        self._woken.set()
+
+
+class FileCheckpointStore(CheckpointStore):
+    """Executions in a directory, created where it is missing; the processes of one machine can share it."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] = ".longrun",
+        *,
+        seal: Seal | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(FileBackend(directory, clock=clock), seal=seal)
+
+
+class _Parts:
+    """What an open backend is made of."""
+
+    def __init__(self, place: Place, clock: Clock) -> None:
+        self.place = place
+        self.catalog = Catalog(place)
+        self.finished = Finished(place)
+        self.writes = Writes(place, self.catalog, self.finished)
+        self.claims = Claims(place, self.writes, clock)
+
+
+@contextlib.contextmanager
+def _guarded(doing: str) -> Iterator[None]:
+    """No error of the operating system leaves the store as it is."""
+    try:
+        yield
+    except OSError as error:
+        raise unavailable(error, doing) from error
+
+
+def _in_order(batch: Sequence[Write]) -> Iterator[list[tuple[int, Write]]]:
+    """Cut a batch where a write follows one of another kind on the same execution: kinds are then done one by one."""
+    kinds: dict[str, type] = {}
+    part: list[tuple[int, Write]] = []
+    for n, write in enumerate(batch):
+        if kinds.setdefault(write.id, type(write)) is not type(write):
+            yield part
+            kinds, part = {write.id: type(write)}, []
+        part.append((n, write))
+    yield part
+
+
+def _position(stored: Stored) -> tuple[float, str]:
+    return stored.definition.created, stored.definition.id
+
+
+def _read_once(
+    place: Place, id: str, spot: Spot, use: Callable[[Place, Spot, Contents, Callable[[], list[Message]]], T]
+) -> T:
+    """The inbox comes before the journal: a message that is taken in between is then seen as taken."""
+    box = box_of(place, spot.stem, id, "", done=spot.folder is place.done)
+    try:
+        data = box.folder.read(box.name)
+    except FileNotFoundError:
+        data = b""
+    contents, _ = read_spot(place, id, spot)
+    contents.settle()
+
+    def letters() -> list[Message]:
+        full = Box(box.folder, box.name, id, contents.born)
+        return list(parse_letters(place, full, data).messages.values())
+
+    return use(place, spot, contents, letters)
+
+
+def _loaded(place: Place, spot: Spot, contents: Contents, letters: Callable[[], list[Message]]) -> Loaded:
+    return contents.loaded(letters())

@@ -1,0 +1,53 @@
+"""Take executions from a shared store and run them: queues, priorities, limits.
+
+Place in the life of an execution: claim. A worker is an executor that also claims what was submitted, a batch at a
+time, never more than it has room for. Many workers share one store; each claim is one atomic act of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from longrun.clock import Clock
+from longrun.desk import check_name
+from longrun.errors import ConfigError
+from longrun.events import Listener
+from longrun.executor import Executor
+from longrun.records import ExecutionState, ExecutorConfig
+from longrun.registry import StepRegistry
+from longrun.stores.store import CheckpointStore
+from longrun.sweep import SWEPT_STATES
+
+
+class Worker(Executor):
+    """Runs what was submitted to its queues, and whatever a dead worker left."""
+
+    swept_states = SWEPT_STATES | {ExecutionState.INITIALIZED}
+
+    def __init__(
+        self,
+        registry: StepRegistry,
+        *,
+        store: CheckpointStore | str,
+        queues: Iterable[str] | None = None,
+        concurrency: int = 100,
+        config: ExecutorConfig | None = None,
+        on_event: Listener | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`queues` None means all of them."""
+        if isinstance(queues, str):
+            raise ConfigError("queues", queues, "give a list of queue names")
+        names = None if queues is None else frozenset(check_name("queue", name) for name in queues)
+        if names is not None and not names:
+            raise ConfigError("queues", (), "name at least one queue, or give None for all")
+        config = attrs.evolve(config or ExecutorConfig(), max_concurrency=concurrency)
+        super().__init__(registry, store=store, config=config, on_event=on_event, clock=clock)
+        self.queues = names
+
+    async def run_forever(self) -> None:
+        """Work until SIGTERM or SIGINT, then drain and give the leases back."""
+        async with self:
+            await self.serve()

@@ -1,0 +1,86 @@
+"""Steps for `run_in="process"`: a child finds them by this module's name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from longrun import Goto, NonRetryable, SyncStepContext
+
+
+@frozen
+class Page:
+    url: str
+    size: int
+
+
+def double(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "n": state["n"] * 2, "pid": os.getpid()}
+
+
+def typed(page: Page) -> Page:
+    assert isinstance(page, Page)
+    return Page(url=page.url, size=page.size + 1)
+
+
+def jump(state: dict[str, Any]) -> Any:
+    return Goto("double", state)
+
+
+def die(state: dict[str, Any]) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return state
+
+
+def leave(state: dict[str, Any]) -> dict[str, Any]:
+    os._exit(3)
+
+
+def exit_politely(state: dict[str, Any]) -> dict[str, Any]:
+    sys.exit("enough")
+
+
+def fail(state: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError("no good")
+
+
+def give_up(state: dict[str, Any]) -> dict[str, Any]:
+    raise NonRetryable("never")
+
+
+def count(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
+    """Notes every item outside, and dies once in the middle."""
+    for item in ctx.each("items", range(state["items"]), every=1):
+        with Path(state["ledger"]).open("a") as ledger:
+            ledger.write(f"{item}\n")
+        ctx.local["sum"] = ctx.local.get("sum", 0) + item
+        if item == state["dies_at"] and ctx.attempt == 1:
+            os._exit(9)
+    ctx.progress(1, 1, "done")
+    return {**state, "sum": ctx.local["sum"], "once": ctx.once("pid", os.getpid), "key": ctx.idempotency_key}
+
+
+def mapped(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
+    ctx.map(double, [1])
+    return state
+
+
+def forever(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
+    Path(state["pid_file"]).write_text(str(os.getpid()))
+    for n in ctx.each("beats", range(10_000_000)):
+        ctx.local["n"] = n
+        if n % 1000 == 0:
+            ctx.checkpoint()
+    return state
+
+
+def deaf(state: dict[str, Any]) -> dict[str, Any]:
+    Path(state["pid_file"]).write_text(str(os.getpid()))
+    while True:
+        time.perf_counter()

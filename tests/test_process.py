@@ -1,0 +1,180 @@
+"""Steps in child processes: `run_in="process"`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from longrun import (
+    ExecutionCancelledError,
+    ExecutionFailedError,
+    Executor,
+    ExecutorConfig,
+    RetryPolicy,
+    StepRegistry,
+    StepSignatureError,
+)
+from tests import process_steps
+
+QUICK = RetryPolicy(max_attempts=3, initial=0, jitter=False)
+pytestmark = pytest.mark.anyio
+
+
+def registry_of(*functions: Any, **options: Any) -> StepRegistry:
+    registry = StepRegistry()
+    for function in functions:
+        registry.register(None, function, run_in="process", **options)
+    registry.workflow("w", [function.__name__ for function in functions])
+    return registry
+
+
+async def result_of(registry: StepRegistry, state: Any) -> Any:
+    async with Executor(registry, store="memory:") as executor:
+        with anyio.fail_after(30):
+            return await (await executor.start("w", state)).result()
+
+
+async def read_when_there(path: Path) -> str:
+    with anyio.fail_after(20):
+        while not (path.exists() and path.read_text()):
+            await anyio.lowlevel.checkpoint()
+    return path.read_text()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def test_runs_elsewhere_and_its_child_serves_the_next_step() -> None:
+    result = await result_of(registry_of(process_steps.double), {"n": 4})
+    assert result["n"] == 8
+    assert result["pid"] != os.getpid()
+
+
+async def test_typed_states_and_directives_cross_the_pipe() -> None:
+    page = process_steps.Page(url="u", size=1)
+    assert await result_of(registry_of(process_steps.typed), page) == process_steps.Page(url="u", size=2)
+    result = await result_of(registry_of(process_steps.jump, process_steps.fail, process_steps.double), {"n": 1})
+    assert result["n"] == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (process_steps.die, "SIGKILL"),
+        (process_steps.leave, "exit code 3"),
+        (process_steps.exit_politely, "SystemExit"),
+        (process_steps.fail, "ValueError: no good"),
+        (process_steps.mapped, "ctx.map does not work in a child process"),
+    ],
+)
+async def test_what_goes_wrong_in_a_child_fails_the_attempt_not_the_program(step: Any, says: str) -> None:
+    with pytest.raises(ExecutionFailedError, match=says) as caught:
+        await result_of(registry_of(step, retry=QUICK), {})
+    assert caught.value.attempt == 3
+
+
+async def test_the_policy_recognises_the_kind_of_a_childs_error() -> None:
+    with pytest.raises(ExecutionFailedError) as caught:
+        await result_of(registry_of(process_steps.give_up, retry=QUICK), {})
+    assert caught.value.attempt == 1
+    picky = RetryPolicy(max_attempts=3, initial=0, retry_on=(KeyError,))
+    with pytest.raises(ExecutionFailedError) as caught:
+        await result_of(registry_of(process_steps.fail, retry=picky), {})
+    assert caught.value.attempt == 1
+
+
+async def test_progress_inside_the_step_survives_the_death_of_the_child(tmp_path: Path) -> None:
+    state = {"items": 6, "dies_at": 3, "ledger": str(tmp_path / "ledger")}
+    result = await result_of(registry_of(process_steps.count, retry=QUICK), state)
+    assert result["sum"] == 15
+    assert result["key"].endswith(":1")
+    assert (tmp_path / "ledger").read_text().split() == ["0", "1", "2", "3", "3", "4", "5"]
+
+
+@pytest.mark.parametrize("step", [process_steps.forever, process_steps.deaf])
+async def test_cancel_kills_the_child(step: Any, tmp_path: Path) -> None:
+    async with Executor(registry_of(step), store="memory:") as executor:
+        run = await executor.start("w", {"pid_file": str(tmp_path / "pid")})
+        pid = int(await read_when_there(tmp_path / "pid"))
+        with anyio.fail_after(20):
+            await run.cancel("enough")
+            with pytest.raises(ExecutionCancelledError, match="enough"):
+                await run.result()
+            while is_running(pid):
+                await anyio.lowlevel.checkpoint()
+
+
+async def test_a_time_out_kills_the_child(tmp_path: Path) -> None:
+    registry = StepRegistry()
+    registry.register(None, process_steps.double, run_in="process")  # starts the child, so that the time is deaf's own
+    registry.register(None, process_steps.deaf, run_in="process", timeout=2.0, retry=RetryPolicy(max_attempts=1))
+    registry.workflow("w", ["double", "deaf"])
+    with pytest.raises(ExecutionFailedError, match="ran over its time-out"):
+        await result_of(registry, {"n": 1, "pid_file": str(tmp_path / "pid")})
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+async def test_pause_takes_effect_at_the_childs_next_point(tmp_path: Path) -> None:
+    async with Executor(registry_of(process_steps.forever), store="memory:") as executor:
+        run = await executor.start("w", {"pid_file": str(tmp_path / "pid")})
+        await read_when_there(tmp_path / "pid")
+        with anyio.fail_after(20):
+            await run.pause()
+        loaded = await executor.store.load(run.id)
+        assert loaded.entries["each:beats"]
+        assert str(loaded.head.state) == "paused"
+
+
+async def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import anyio\n"
+        "from longrun import Executor, StepRegistry\n"
+        "from tests import process_steps\n"
+        "registry = StepRegistry()\n"
+        "registry.register(None, process_steps.deaf, run_in='process')\n"
+        "registry.workflow('w', ['deaf'])\n"
+        "async def main():\n"
+        "    async with Executor(registry, store='memory:') as executor:\n"
+        f"        await (await executor.start('w', {{'pid_file': {str(tmp_path / 'pid')!r}}})).result()\n"
+        "anyio.run(main)\n"
+    )
+    root = Path(__file__).parent.parent
+    with subprocess.Popen([sys.executable, str(program)], env={**os.environ, "PYTHONPATH": str(root)}) as parent:
+        pid = int(await read_when_there(tmp_path / "pid"))
+        parent.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while is_running(pid):
+        assert time.monotonic() < deadline
+
+
+def test_what_a_child_could_not_find_is_refused_at_registration() -> None:
+    def local(state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    registry = StepRegistry()
+    with pytest.raises(StepSignatureError, match="module level"):
+        registry.register(None, local, run_in="process")
+    with pytest.raises(StepSignatureError, match="module level"):
+        registry.register("lambda", lambda state: state, run_in="process")
+
+
+async def test_an_executor_ends_its_idle_children() -> None:
+    config = ExecutorConfig(auto_resume=False)
+    async with Executor(registry_of(process_steps.double), store="memory:", config=config) as executor:
+        result = await (await executor.start("w", {"n": 1})).result()
+        assert is_running(result["pid"])
+    assert not is_running(result["pid"])
