@@ -15,6 +15,7 @@ import anyio
 import anyio.lowlevel
 from attrs import frozen
 
+from longrun.branches import as_failure
 from longrun.context import StepContext, SyncStepContext, root_context
 from longrun.errors import ContextClosedError, StepError, StepInterrupted, StepTimeoutError
 from longrun.ledger import Ledger
@@ -22,13 +23,14 @@ from longrun.loops import current_loop
 from longrun.port import StepInfo
 from longrun.records import Progress
 from longrun.registry import Step
-from longrun.threads import Bridge, StepThreads, call_from_thread
+from longrun.threads import Leftovers, StepThreads, call_from_thread, check_here
 
 if TYPE_CHECKING:
     from longrun.handle import ExecutionHandle
 
 T = TypeVar("T")
 PROGRESS_EVERY = 0.1
+"""Seconds between two events that show progress, at least."""
 
 
 class Engine(Protocol):
@@ -86,15 +88,20 @@ class Attempt:
         self._stopped = False
         self._over: str | None = None
         self._deadline: float | None = None
-        self._saving = False
-        self._shown_at = 0.0
         self._loop = current_loop()
         self._thread = threading.get_ident()
-        self.progress: Progress | None = None
-        self._stored_progress: Progress | None = None
-        self.left: Bridge | None = None
-        """The step thread that this attempt left behind, if it was stopped while the thread ran on."""
+        self._left = Leftovers()
         self.save_at = time.monotonic() + host.checkpoint_interval
+        self._saving = False
+        self._flight: anyio.Event | None = None
+        self._asked = 0
+        self._answered = 0
+        self._progress: Progress | None = None
+        self._source: Callable[[], Progress] | None = None
+        self._announced = False
+        self._shown: Progress | None = None
+        self._show_at = 0.0
+        self._stored: Progress | None = None
 
     async def run(self, engine: Engine, state: Any) -> Outcome:
         """Call the function; everything it can do ends as an outcome."""
@@ -106,17 +113,25 @@ class Attempt:
                     self._scope.deadline = anyio.current_time() + timeout
                 if self._stopped:
                     self._scope.cancel()
-                return Outcome(value=await engine.run(self, state))
+                value = await engine.run(self, state)
+                return self._late() or Outcome(value=value)
             return self._cut_short()
         except StepInterrupted as error:
-            return self._cut_short() if self._stopped else Outcome(error=_as_failure(error))
-        except (Exception, SystemExit) as error:
-            if self._scope.cancel_called:
-                return self._cut_short()
-            return Outcome(error=_as_failure(error) if isinstance(error, SystemExit) else error)
+            return self._cut_short() if self._scope.cancel_called else Outcome(error=_interrupted(error))
+        except BaseException as error:
+            if (failure := as_failure(error)) is None:
+                raise
+            return self._cut_short() if self._scope.cancel_called else Outcome(error=failure)
         finally:
             self._over = "it was stopped" if self._stopped else "it has ended"
+            self._progress, self._source = self.progress, None
             self.ledger.forget_groups()
+
+    def _late(self) -> Outcome | None:
+        """A function that never came to an await can return after its time: that is too late all the same."""
+        if self._deadline is None or self._stopped or time.monotonic() < self._deadline:
+            return None
+        return self._cut_short()
 
     def _cut_short(self) -> Outcome:
         if self._stopped:
@@ -126,6 +141,8 @@ class Attempt:
     def interrupt(self) -> None:
         """Stop the function at once: at its next await, a thread at its next context call."""
         self._stopped = True
+        if self._host.shutdown_left() is not None:
+            self._hand_over()  # a step that will not let itself be stopped must not take its last capture with it
         if self._scope is not None:
             self._scope.cancel()
 
@@ -137,11 +154,17 @@ class Attempt:
         """Seconds to which saves inside the step are coalesced."""
         return self._host.checkpoint_interval
 
-    # the port of the step's context
+    # the port of the step's context: points and saves
 
     @property
     def attention(self) -> bool:
         return self._host.attention or self._over is not None
+
+    def check(self, *, blocking: bool = False) -> None:
+        if blocking:
+            check_here()
+        if self._over is not None:
+            raise ContextClosedError(self.step.name, self._over)
 
     def hand_over(self) -> None:
         self.save_at = time.monotonic() + self._host.checkpoint_interval
@@ -152,8 +175,12 @@ class Attempt:
 
     def _hand_over(self) -> None:
         if not self._saving and self._over is None and self._host.unsaved:
-            self._saving = True
-            self._host.save_progress(self._saved)
+            self._save()
+
+    def _save(self) -> None:
+        self._saving = True
+        self._stored = self.progress
+        self._host.save_progress(self._saved)
 
     def _saved(self, error: object) -> None:
         self._saving = False
@@ -161,37 +188,77 @@ class Attempt:
     def tick(self, beats: bool) -> None:
         """Hand over what was captured long enough ago, although the step itself has not come to a point since; with a
         beat, progress too."""
+        progress = self.progress
+        if progress is not None and progress != self._shown:
+            self._show(progress)
         if time.monotonic() >= self.save_at and self._host.unsaved:
             self.hand_over()
-        elif beats and self.progress is not self._stored_progress and not self._saving and self._over is None:
-            self._saving = True
-            self._host.save_progress(self._saved)
-        self._stored_progress = self.progress
+        elif beats and progress != self._stored and not self._saving and self._over is None:
+            self._save()
 
     async def durable(self) -> None:
-        self._check_open()
+        """Calls that come while a save is on its way are served together by the next one."""
+        self.check()
         self.save_at = time.monotonic() + self._host.checkpoint_interval
-        await self._host.commit_progress()
+        self._asked += 1
+        mine = self._asked
+        while self._answered < mine:
+            if self._flight is not None:
+                await self._flight.wait()
+            else:
+                await self._fly()
+
+    async def _fly(self) -> None:
+        self._flight, covered = anyio.Event(), self._asked
+        self._stored = self.progress
+        try:
+            await self._host.commit_progress()
+            self._answered = covered
+        finally:
+            self._flight.set()
+            self._flight = None
 
     async def obey(self) -> None:
-        self._check_open()
-        if self._host.stop_here():
+        if self.must_stop():
             self.interrupt()
             await anyio.lowlevel.checkpoint()
 
-    def _check_open(self) -> None:
-        if self._over is not None:
-            raise ContextClosedError(self.step.name, self._over)
+    def must_stop(self) -> bool:
+        self.check()
+        return self._host.stop_here()
+
+    # progress and time
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the step is, as of now."""
+        return self._progress if self._source is None else self._source()
+
+    def announce(self, progress: Progress) -> None:
+        self.check()
+        self._announced, self._source = True, None
+        self._tell(progress)
 
     def report(self, progress: Progress) -> None:
-        self.progress = progress
-        now = time.monotonic()
-        if now >= self._shown_at:
-            self._shown_at = now + PROGRESS_EVERY
+        if not self._announced:
+            self._tell(progress)
+
+    def follow(self, source: Callable[[], Progress]) -> None:
+        if not self._announced:
+            self._source = source
+
+    def _tell(self, progress: Progress) -> None:
+        self._progress = progress
+        if time.monotonic() >= self._show_at:
             if threading.get_ident() == self._thread:
-                self._host.show_progress(progress)
+                self._show(progress)
             else:
-                self._loop.call_soon(self._host.show_progress, progress)
+                self._loop.call_soon(self._show, progress)
+
+    def _show(self, progress: Progress) -> None:
+        self._show_at = time.monotonic() + PROGRESS_EVERY
+        self._shown = progress
+        self._host.show_progress(progress)
 
     def time_left(self) -> float | None:
         shutdown = self._host.shutdown_left()
@@ -203,18 +270,22 @@ class Attempt:
     def shutting_down(self) -> bool:
         return self._host.shutdown_left() is not None
 
-    async def run_sync(self, function: Callable[..., T], *args: Any) -> T:
-        result: T = await self._threads.run(function, *args, left=self._leave)
-        return result
+    # threads and children
 
-    def _leave(self, bridge: Bridge) -> None:
-        self.left = bridge
+    @property
+    def left(self) -> Leftovers | None:
+        """The step threads that this attempt has left behind, if it was stopped while they ran on."""
+        return self._left or None
+
+    async def run_sync(self, function: Callable[..., T], *args: Any) -> T:
+        result: T = await self._threads.run(function, *args, left=self._left)
+        return result
 
     async def start_child(self, workflow: Any, state: Any, key: str) -> ExecutionHandle:
         return await self._host.start_child(workflow, state, key)
 
-    def call_from_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        return call_from_thread(function, *args)
+    def call_from_thread(self, function: Callable[..., Any], *args: Any, lasting: bool = False) -> Any:
+        return call_from_thread(function, *args, lasting=lasting)
 
 
 class LoopEngine:
@@ -243,7 +314,7 @@ class ThreadEngine:
         pass
 
 
-def _as_failure(error: BaseException) -> StepError:
-    failure = StepError(f"the step raised {type(error).__name__}, which ends an attempt, not the program")
+def _interrupted(error: StepInterrupted) -> StepError:
+    failure = StepError("the step raised StepInterrupted although nothing had stopped it")
     failure.__cause__ = error
     return failure

@@ -6,13 +6,19 @@ saved with whatever other branches end at the same time, and everything below th
 
 from __future__ import annotations
 
+import asyncio
+import collections.abc
+import math
+import typing
+from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from typing import Any
 
 import anyio
 
 from longrun import codec
-from longrun.errors import BranchesFailedError, ConfigError, ItemsChangedError
+from longrun.errors import BranchesFailedError, ConfigError, ItemsChangedError, StepError
+from longrun.items import Obey, refuse_set
 from longrun.ledger import Group
 from longrun.port import Port
 from longrun.records import BranchFailure, Progress
@@ -20,6 +26,7 @@ from longrun.registry import type_hints
 
 MISSING = object()
 FAILED = "$failed"
+AWAITABLES = (collections.abc.Awaitable, collections.abc.Coroutine)
 
 Call = Callable[[str, Any], Awaitable[Any]]
 """Runs one branch, given its prefix in the ledger and its item."""
@@ -32,30 +39,75 @@ def check_limits(limit: int, tolerate: int) -> None:
         raise ConfigError("tolerate", tolerate, "give a whole number of at least 0")
 
 
-async def read_items(items: Iterable[Any] | AsyncIterable[Any]) -> list[Any]:
+async def read_items(name: str, items: Iterable[Any] | AsyncIterable[Any]) -> list[Any]:
+    refuse_set(name, items)
     if isinstance(items, AsyncIterable):
         return [item async for item in items]
     return list(items)
 
 
+class Gate:
+    """Where the branches of a map stop together: a pause takes effect when the last of them has come to a point."""
+
+    def __init__(self, port: Port, obey: Obey) -> None:
+        self._port, self._obey = port, obey
+        self._running = 0
+        self._parked = 0
+        self._opened = anyio.Event()
+
+    def enter(self, workers: int) -> None:
+        self._running += workers
+
+    async def obey(self) -> None:
+        """A branch is at a point: it waits here for the others, if something has to take effect."""
+        if not self._port.must_stop():
+            return
+        self._running -= 1
+        self._parked += 1
+        try:
+            if self._running == 0:
+                await self._stop()
+            else:
+                await self._opened.wait()
+        finally:
+            self._parked -= 1
+            self._running += 1
+
+    async def leave(self) -> None:
+        """A worker has nothing more to do; if all the others wait here, they need wait no longer."""
+        self._running -= 1
+        if self._running == 0 and self._parked:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        await self._obey()
+        opened, self._opened = self._opened, anyio.Event()
+        opened.set()
+
+
 class Branches:
     """One map in flight."""
 
-    def __init__(self, group: Group, port: Port, name: str, items: list[Any], result_type: Any) -> None:
-        self._group, self._port, self._name = group, port, name
+    def __init__(self, group: Group, port: Port, obey: Obey, name: str, items: list[Any], result_type: Any) -> None:
+        self._ledger, self._port, self._name = group.ledger, port, name
+        self.gate = Gate(port, obey)
         self._items = items
         self._type = result_type
         self._key = group.claim("map", name)
+        self._around = [] if len(group.stack) == 1 and not group.prefix else list(group.stack)
         self._errors: dict[int, Exception] = {}
         self._results: list[Any] = [MISSING] * len(items)
         self._done = 0
-        self._read_stored()
+        self._read_stored(group)
+        self._shows = not self._around
+        if self._shows:
+            port.follow(self._progress)
 
-    def _read_stored(self) -> None:
-        entries = self._group.ledger.entries
+    def _read_stored(self, group: Group) -> None:
+        entries = self._ledger.entries
         stored = entries.get(self._key)
         if stored is None:
-            self._group.ledger.record(self._key, codec.dumps({"of": len(self._items)}))
+            group.record(self._key, codec.dumps({"of": len(self._items)}))
             return
         count = codec.loads(stored)["of"]
         if count != len(self._items):
@@ -64,6 +116,7 @@ class Branches:
             data = entries.get(f"{self._key}/{n}")
             if data is not None:
                 self._results[n] = self._read(n, data)
+                self._own({f"{self._key}/{n}"})
                 self._done += 1
 
     def _read(self, n: int, data: bytes) -> Any:
@@ -72,13 +125,22 @@ class Branches:
             return BranchFailure(index=n, error=tree[FAILED])
         return codec.structure(tree["ok"], self._type, f"{self._name}[{n}]")
 
+    def _own(self, keys: set[str]) -> None:
+        """Let keys go with the item or the branch that this map stands in."""
+        for scope in self._around:
+            scope.keys |= keys
+
+    def _progress(self) -> Progress:
+        return Progress(done=self._done, total=len(self._items))
+
     async def run(self, call: Call, limit: int, tolerate: int) -> list[Any]:
         """Run what is missing, `limit` at a time; the results in the items' order."""
-        todo = iter([n for n, result in enumerate(self._results) if result is MISSING])
-        waiting = len(self._items) - self._done
+        todo = deque([n for n, result in enumerate(self._results) if result is MISSING])
+        workers = min(limit, len(todo))
+        self.gate.enter(workers)
         try:
             async with anyio.create_task_group() as tasks:
-                for _ in range(min(limit, waiting)):
+                for _ in range(workers):
                     tasks.start_soon(self._work, todo, call, tolerate, tasks.cancel_scope, name="longrun-branch")
         except BaseExceptionGroup as group:
             raise _only(group) from None
@@ -87,50 +149,79 @@ class Branches:
         await self._keep_failures()
         return self._results
 
-    async def _work(self, todo: Iterable[int], call: Call, tolerate: int, scope: anyio.CancelScope) -> None:
-        for n in todo:
-            prefix = f"{self._key}/{n}/"
-            try:
-                result = await call(prefix, self._items[n])
-            except Exception as error:
-                self._errors[n] = error
-                self._results[n] = BranchFailure(index=n, error=describe(error))
-                if len(self._errors) > tolerate:
-                    scope.cancel()
-                    return
-            else:
-                await self._save(n, prefix, result)
-            if self._port.attention:
-                await self._port.obey()
+    async def _work(self, todo: deque[int], call: Call, tolerate: int, scope: anyio.CancelScope) -> None:
+        while todo:
+            await self._branch(todo.popleft(), call)
+            if len(self._errors) > tolerate:
+                scope.cancel()
+                return
+            if todo and self._port.attention:
+                await self.gate.obey()
+        await self.gate.leave()
+
+    async def _branch(self, n: int, call: Call) -> None:
+        prefix = f"{self._key}/{n}/"
+        try:
+            result = await call(prefix, self._items[n])
+        except BaseException as error:
+            self._own(self._ledger.leave(prefix))
+            failure = as_failure(error)
+            if failure is None:
+                raise
+            self._errors[n] = failure
+            self._results[n] = BranchFailure(index=n, error=describe(failure))
+        else:
+            await self._save(n, prefix, result)
 
     async def _save(self, n: int, prefix: str, result: Any) -> None:
-        path = f"{self._name}[{n}]"
-        tree = codec.unstructure(result, self._type, path)
-        ledger = self._group.ledger
-        with ledger.lock:
-            if ledger.entries:
-                ledger.close(prefix)
-            ledger.record(f"{self._key}/{n}", codec.dumps({"ok": tree}))
-        for scope in self._group.stack[1:]:
-            scope.keys.add(f"{self._key}/{n}")
+        tree = codec.unstructure(result, self._type, f"{self._name}[{n}]")
+        self._keep(n, prefix, {"ok": tree})
         self._results[n] = result
         self._done += 1
-        self._port.report(Progress(done=self._done, total=len(self._items)))
+        if self._shows:
+            self._port.report(self._progress())
         await self._port.durable()
+
+    def _keep(self, n: int, prefix: str, outcome: dict[str, Any]) -> None:
+        self._port.check()
+        key = f"{self._key}/{n}"
+        self._ledger.finish(prefix, key, codec.dumps(outcome))
+        self._own({key})
 
     async def _keep_failures(self) -> None:
         """What the step now sees must be what it would see after a crash."""
-        if not self._errors:
-            return
-        for n in self._errors:
-            self._group.ledger.record(f"{self._key}/{n}", codec.dumps({FAILED: self._results[n].error}))
-        await self._port.durable()
+        if self._errors:
+            for n in self._errors:
+                self._keep(n, f"{self._key}/{n}/", {FAILED: self._results[n].error})
+            await self._port.durable()
 
     def _raise(self, tolerate: int) -> None:
         first = self._errors[next(iter(self._errors))]
         if tolerate == 0:
             raise first
         raise BranchesFailedError(self._name, len(self._errors), tolerate, describe(first)) from first
+
+
+def as_failure(error: BaseException) -> Exception | None:
+    """What a step or a branch raised, as a failure of the attempt; None for what must go on upwards."""
+    if isinstance(error, Exception):
+        return error
+    if not (isinstance(error, SystemExit) or _is_stray(error)):
+        return None
+    failure = StepError(f"the step raised {type(error).__name__}, which ends an attempt, not the program")
+    failure.__cause__ = error
+    return failure
+
+
+def _is_stray(error: BaseException) -> bool:
+    """Whether this is a CancelledError that nobody sent to this task: the step awaited something that was cancelled."""
+    if not isinstance(error, asyncio.CancelledError) or anyio.current_effective_deadline() == -math.inf:
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # trio runs here
+        return True
+    return task is not None and not task.cancelling()
 
 
 def describe(error: BaseException) -> str:
@@ -148,4 +239,8 @@ def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def result_type(function: Callable[..., Any], name: str) -> Any:
-    return type_hints(name, function).get("return", Any)
+    """What a function's annotation says it gives, awaited if need be."""
+    annotation = type_hints(name, function).get("return", Any)
+    if typing.get_origin(annotation) in AWAITABLES:
+        return typing.get_args(annotation)[-1]
+    return annotation

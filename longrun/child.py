@@ -43,6 +43,10 @@ class PipePort:
         self._look_at = time.monotonic() + LOOK_EVERY
         self._left: tuple[float, float | None] = (0.0, None)
         self._shutting_down = False
+        self._announced = False
+
+    def check(self, *, blocking: bool = False) -> None:
+        pass
 
     @property
     def attention(self) -> bool:
@@ -86,8 +90,19 @@ class PipePort:
             self._pipe.send({"op": "look"})
             self._note(self._answer())
 
+    def must_stop(self) -> bool:
+        return False
+
     def report(self, progress: Progress) -> None:
+        if not self._announced:
+            self._pipe.send({"op": "progress", **attrs.asdict(progress)})
+
+    def announce(self, progress: Progress) -> None:
+        self._announced = True
         self._pipe.send({"op": "progress", **attrs.asdict(progress)})
+
+    def follow(self, source: Callable[[], Progress]) -> None:
+        pass
 
     def time_left(self) -> float | None:
         self._look()
@@ -105,7 +120,7 @@ class PipePort:
     async def start_child(self, workflow: Any, state: Any, key: str) -> Any:
         raise UnsupportedInProcessError("start_child")
 
-    def call_from_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+    def call_from_thread(self, function: Callable[..., Any], *args: Any, lasting: bool = False) -> Any:
         """There is no loop here: none of the port's coroutines ever waits for one."""
         coroutine = function(*args)
         try:

@@ -5,6 +5,7 @@ Place in the life of an execution: everywhere that a moment is written down or w
 
 from __future__ import annotations
 
+import threading
 import time
 
 import anyio
@@ -31,6 +32,10 @@ class Clock:
             with anyio.move_on_after(max(0.0, seconds)):
                 await event.wait()
         return event.is_set()
+
+    def block(self, event: threading.Event, seconds: float) -> bool:
+        """The same for a thread: block until `event` is set, at most `seconds`; True if it was."""
+        return event.wait(seconds)
 
 
 SYSTEM_CLOCK = Clock()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.lowlevel
@@ -16,7 +16,8 @@ import anyio.lowlevel
 from longrun import codec
 from longrun.branches import Branches, check_limits, read_items, result_type
 from longrun.errors import StepError
-from longrun.items import YIELD_EVERY, Each, Loop, SyncEach
+from longrun.handle import BlockingHandle
+from longrun.items import LOOK_EVERY, Each, Loop, Obey, SyncEach, refuse_async, refuse_set
 from longrun.ledger import Group, Ledger
 from longrun.logging import user_logger
 from longrun.port import Port, StepInfo
@@ -32,10 +33,10 @@ T = TypeVar("T")
 class _Context:
     """What both kinds share: where the step is, `local`, progress and log."""
 
-    def __init__(self, info: StepInfo, port: Port, group: Group) -> None:
+    def __init__(self, info: StepInfo, port: Port, group: Group, obey: Obey | None = None) -> None:
         self._info, self._port, self._group = info, port, group
+        self._obey = obey or port.obey
         self._log: Any = None
-        self._yield_at = 0.0
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.execution_id} step {self.step_index} {self.step!r}>"
@@ -110,8 +111,9 @@ class _Context:
         return self._port.shutting_down
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        """How far this step is: what bars, command line and dashboard show."""
-        self._port.report(Progress(done=done, total=total, message=message))
+        """How far this step is: what bars, command line and dashboard show. Until the first call, its loops and maps say
+        so. May be called from any thread."""
+        self._port.announce(Progress(done=done, total=total, message=message))
 
 
 class StepContext(_Context):
@@ -119,35 +121,39 @@ class StepContext(_Context):
 
     async def checkpoint(self, *, force: bool = False) -> None:
         """A point where progress may be saved, and where pause, cancel and shutdown take effect."""
-        port = self._port
-        captured = self._group.capture(force=force or port.attention)
+        port, group = self._port, self._group
+        captured = group.capture(force=force or port.attention)
         if force:
             await port.durable()
+        if port.attention:
+            await self._obey()
         now = time.monotonic()
         if captured and now >= port.save_at:
             port.hand_over()
-        if port.attention:
-            await port.obey()
-        if now >= self._yield_at:
+        if now >= group.look_at:
             await anyio.lowlevel.checkpoint()
-            self._yield_at = time.monotonic() + YIELD_EVERY
+            group.look_at = min(time.monotonic() + LOOK_EVERY, port.save_at)
 
     def each(self, name: str, items: Iterable[T] | AsyncIterable[T], *, every: int | None = None) -> Each[T]:
         """A durable cursor: `async for item in ctx.each("pages", pages)`; a resumed loop goes on behind the last saved item."""
-        return Each(Loop(self._group, self._port, name, items, every), items)
+        self._port.check()
+        return Each(Loop(self._group, self._port, self._obey, name, items, every), items)
 
     async def once(self, key: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` and keep its result, durable before it is returned; never called again in this visit."""
-        entry = self._group.claim("once", key)
-        kind = result_type(function, str(key))
-        stored = self._group.ledger.entries.get(entry)
-        if stored is not None:
-            return codec.decode(stored, kind, path=f"once[{key!r}]")
-        result = await self._call(function, *args)
-        self._group.ledger.record(entry, codec.encode(result, kind, path=f"once[{key!r}]"))
+        self._port.check()
+        memo = Memo(self._group, key, function)
+        if memo.stored is not None:
+            return memo.read()
+        try:
+            result = await self._call(function, *args)
+        except BaseException:
+            memo.failed()
+            raise
+        memo.keep(result)
         await self._port.durable()
         if self._port.attention:
-            await self._port.obey()
+            await self._obey()
         return result
 
     async def map(
@@ -160,30 +166,28 @@ class StepContext(_Context):
         tolerate: int = 0,
     ) -> list[Any]:
         """Run `function` for every item, `limit` at a time; each finished branch is durable on its own."""
+        self._port.check()
         check_limits(limit, tolerate)
         name = name or getattr(function, "__name__", "map")
         two = takes_two(function)
         if two is None:
             raise StepError(f"the function of map {name!r} must take (item) or (ctx, item)")
-        branches = Branches(self._group, self._port, name, await read_items(items), result_type(function, name))
+        found = await read_items(name, items)
+        branches = Branches(self._group, self._port, self._obey, name, found, result_type(function, name))
 
         async def call(prefix: str, item: Any) -> Any:
             if not two:
                 return await self._call(function, item)
-            branch = self._branch(prefix)
-            if _is_async(function):
-                return await function(branch, item)
-            return await self._call(function, SyncStepContext.of(branch), item)
+            branch = StepContext(self._info, self._port, self._group.ledger.group(prefix), branches.gate.obey)
+            return await self._call(function, branch if _is_async(function) else SyncStepContext.of(branch), item)
 
         return await branches.run(call, limit, tolerate)
 
     async def start_child(self, workflow: Any, state: Any = None, *, key: str) -> ExecutionHandle:
         """Start another execution, once for this visit and key; its id is this one's, the visit and the key."""
+        self._port.check()
         handle: ExecutionHandle = await self._port.start_child(workflow, state, key)
         return handle
-
-    def _branch(self, prefix: str) -> StepContext:
-        return StepContext(self._info, self._port, self._group.ledger.group(prefix))
 
     async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         if _is_async(function):
@@ -195,40 +199,48 @@ class StepContext(_Context):
 class SyncStepContext(_Context):
     """What a plain step sees, in its thread: the same names, blocking."""
 
+    _inner: StepContext
+
     @classmethod
     def of(cls, context: StepContext) -> SyncStepContext:
         """The blocking face of a context."""
-        sync = cls(context._info, context._port, context._group)
+        sync = cls(context._info, context._port, context._group, context._obey)
         sync._inner = context
         return sync
-
-    _inner: StepContext
 
     def checkpoint(self, *, force: bool = False) -> None:
         """A point where progress may be saved, and where pause, cancel and shutdown take effect."""
         port = self._port
-        if not force and not port.attention:
-            if self._group.capture() and time.monotonic() >= port.save_at:
-                port.call_from_thread(self._inner.checkpoint)
-            return
-        port.call_from_thread(_forced, self._inner, force)
+        port.check(blocking=True)
+        if force or port.attention:
+            port.call_from_thread(_forced, self._inner, force)
+        elif self._group.capture() and time.monotonic() >= port.save_at:
+            port.hand_over()
 
     def each(self, name: str, items: Iterable[T], *, every: int | None = None) -> SyncEach[T]:
         """A durable cursor: `for item in ctx.each("pages", pages)`."""
-        return SyncEach(Loop(self._group, self._port, name, items, every), items)
+        self._port.check(blocking=True)
+        refuse_async(name, items)
+        return SyncEach(Loop(self._group, self._port, self._obey, name, items, every), items)
 
     def once(self, key: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` in this thread and keep its result; never called again in this visit."""
-        entry = self._group.claim("once", key)
-        kind = result_type(function, str(key))
-        stored = self._group.ledger.entries.get(entry)
-        if stored is not None:
-            return codec.decode(stored, kind, path=f"once[{key!r}]")
-        result = function(*args)
-        self._group.ledger.record(entry, codec.encode(result, kind, path=f"once[{key!r}]"))
-        self._port.call_from_thread(self._port.durable)
-        if self._port.attention:
-            self._port.call_from_thread(self._port.obey)
+        """Call `function` in this thread (an async one in the loop) and keep its result; never called again in this visit."""
+        port = self._port
+        port.check(blocking=True)
+        memo = Memo(self._group, key, function)
+        if memo.stored is not None:
+            return memo.read()
+        try:
+            result = function(*args)
+            if inspect.isawaitable(result):
+                result = port.call_from_thread(_awaited, result, lasting=True)
+        except BaseException:
+            memo.failed()
+            raise
+        memo.keep(result)
+        port.call_from_thread(port.durable)
+        if port.attention:
+            port.call_from_thread(self._obey)
         return result
 
     def map(
@@ -241,16 +253,47 @@ class SyncStepContext(_Context):
         tolerate: int = 0,
     ) -> list[Any]:
         """Run `function` for every item, in other step threads, `limit` at a time."""
-        results: list[Any] = self._port.call_from_thread(_mapped, self._inner, function, items, name, limit, tolerate)
+        self._port.check(blocking=True)
+        refuse_async(name or "map", items)
+        refuse_set(name or "map", items)
+        results: list[Any] = self._port.call_from_thread(
+            _mapped, self._inner, function, list(items), name, limit, tolerate, lasting=True
+        )
         return results
 
-    def start_child(self, workflow: Any, state: Any = None, *, key: str) -> Any:
+    def start_child(self, workflow: Any, state: Any = None, *, key: str) -> BlockingHandle:
         """Start another execution; returns a handle whose methods block."""
-        return self._port.call_from_thread(self._port.start_child, workflow, state, key)
+        self._port.check(blocking=True)
+        return BlockingHandle(self._port.call_from_thread(self._port.start_child, workflow, state, key))
+
+
+class Memo:
+    """The result of one `once`, stored or to be stored."""
+
+    def __init__(self, group: Group, key: str, function: Callable[..., Any]) -> None:
+        self._group, self._key = group, key
+        self._type = result_type(function, str(key))
+        self._path = f"once[{key!r}]"
+        self._scope = group.stack[-1]
+        self._entry = group.claim("once", key)
+        self.stored = group.ledger.entries.get(self._entry)
+
+    def read(self) -> Any:
+        return codec.decode(self.stored or b"null", self._type, path=self._path)
+
+    def keep(self, result: Any) -> None:
+        self._group.record(self._entry, codec.encode(result, self._type, path=self._path))
+
+    def failed(self) -> None:
+        self._group.disclaim(self._scope, "once", self._key)
 
 
 async def _forced(context: StepContext, force: bool) -> None:
     await context.checkpoint(force=force)
+
+
+async def _awaited(result: Awaitable[T]) -> T:
+    return await result
 
 
 async def _mapped(

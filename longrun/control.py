@@ -6,6 +6,7 @@ that takes them, so that a request is either still waiting or already true.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from longrun import codec
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from longrun.crew import Crew
 
 State = ExecutionState
+STOPPED = frozenset({State.PAUSED, State.BLOCKED, State.FAILED})
+"""States that a resume or a retry ends, and in which the state can be replaced."""
 
 
 def was_waiting(head: Head) -> bool:
@@ -26,18 +29,18 @@ def was_waiting(head: Head) -> bool:
     return head.signal is not None or (head.due is not None and head.attempt == 0)
 
 
-def stops_at_once(messages: dict[int, Message]) -> bool:
+def stops_at_once(messages: Mapping[int, Message]) -> bool:
     """Whether a message asks to interrupt the step in flight."""
     return any(m.kind == "cancel" or (m.kind == "pause" and m.options.get("interrupt")) for m in messages.values())
 
 
-def cancelling(messages: dict[int, Message]) -> bool:
+def cancelling(messages: Mapping[int, Message]) -> bool:
     return any(m.kind == "cancel" for m in messages.values())
 
 
-def needs_point(messages: dict[int, Message]) -> bool:
-    """Whether a message has to be obeyed at the next point."""
-    return any(m.kind != "signal" for m in messages.values())
+def orders_in(messages: Mapping[int, Message]) -> list[Message]:
+    """The control messages, in the order in which they were sent."""
+    return [messages[number] for number in sorted(messages) if messages[number].kind != "signal"]
 
 
 class Obedience:
@@ -48,108 +51,122 @@ class Obedience:
         self._controls_only = controls_only
         """Whether the execution is only controlled here, not run: it goes on wherever its workflow is known."""
 
-    async def obey(self, inbox: dict[int, Message]) -> bool:
-        """Take every control message out of `inbox` and do what they ask; False if the execution stops here."""
-        control = [m for m in inbox.values() if m.kind != "signal"]
-        for message in control:
-            del inbox[message.id]
-        if not control:
+    async def obey(self, orders: list[Message]) -> bool:
+        """Do what the messages ask, in one write that takes them; False if the execution stops here."""
+        take = tuple(message.id for message in orders)
+        if self._book.head.state is State.FAILED:
+            orders = _from_retry_on(orders)
+        if not orders:
+            await self._book.commit({}, take=take)
             return True
-        take = tuple(m.id for m in control)
-        cancel = next((m for m in control if m.kind == "cancel"), None)
+        cancel = next((m for m in orders if m.kind == "cancel"), None)
         if cancel is not None:
             await self._cancel(cancel, take)
             return False
-        if not await self._replace_state(control):
+        if not await self._replace_state(orders, take):
             return False
-        last = control[-1]
-        if last.kind == "pause":
-            await self._pause(last, take)
+        if orders[-1].kind == "pause":
+            await self._pause(_pauses_at_end(orders), take)
             return False
-        await self._go_on(last, take)
+        await self._go_on(orders[-1], take)
         return True
 
     async def _cancel(self, message: Message, take: tuple[int, ...]) -> None:
         book = self._book
-        reason = message.options.get("reason")
+        head, reason = book.head, message.options.get("reason")
         boundary = book.boundary("cancel", error=reason)
-        head = book.next(
-            state=State.CANCELLED,
-            owner=None,
-            due=None,
-            signal=None,
-            reason=reason,
-            ended=boundary.ended,
-            attempt=book.head.attempt + 1 if book.head.started is not None else book.head.attempt,
-        )
-        event = (EventType.EXECUTION_CANCELLED, {"error": reason, "attempt": head.attempt})
-        await book.cross(boundary, head, events=(event,), take=take)
+        attempt = head.attempt + 1 if head.started is not None else head.attempt
+        changes = {
+            "state": State.CANCELLED,
+            "owner": None,
+            "due": None,
+            "signal": None,
+            "hold": False,
+            "reason": reason,
+            "ended": boundary.ended,
+            "attempt": attempt,
+        }
+        event = (EventType.EXECUTION_CANCELLED, {"error": reason, "attempt": attempt})
+        await book.cross(boundary, changes, events=(event,), take=take)
 
-    async def _pause(self, message: Message, take: tuple[int, ...]) -> None:
+    async def _pause(self, pauses: list[Message], take: tuple[int, ...]) -> None:
         book = self._book
-        hold = bool(message.options.get("hold"))
+        hold = any(message.options.get("hold") for message in pauses)
         if book.head.state is State.PAUSED:
-            await book.commit(book.next(hold=hold or book.head.hold), take=take)
+            await book.commit({"hold": hold or book.head.hold}, take=take)
             return
         keeps = self._executor.keeps_paused and not self._controls_only and not self._executor.draining
-        head = book.next(
-            state=State.PAUSED,
-            hold=hold,
-            reason=message.options.get("reason"),
-            owner=book.head.owner if keeps else None,
-        )
-        event = (EventType.PAUSED, {"attempt": book.head.attempt + 1})
-        await book.cross(book.boundary("pause"), head, events=(event,), take=take)
+        changes = {
+            "state": State.PAUSED,
+            "hold": hold,
+            "reason": None,
+            "owner": book.head.owner if keeps else None,
+        }
+        event = (EventType.PAUSED, {"attempt": book.head.attempt + 1, "data": {"hold": hold}})
+        await book.cross(book.boundary("pause"), changes, events=(event,), take=take)
 
     async def _go_on(self, message: Message, take: tuple[int, ...]) -> None:
         """A resume or a retry. Where nothing has to change (a pause that never took effect), only the message goes."""
         book = self._book
         head = book.head
-        if message.kind == "resume" and head.state is State.PAUSED and was_waiting(head):
-            await book.commit(book.next(state=State.WAITING, hold=False, reason=None), take=take)
+        if head.state is State.PAUSED and was_waiting(head):
+            event = (EventType.RESUMED, {})
+            changes = {"state": State.WAITING, "hold": False, "reason": None}
+            await book.cross(book.boundary(message.kind), changes, events=(event,), take=take)
             return
-        stopped = (State.FAILED,) if message.kind == "retry" else (State.PAUSED, State.BLOCKED)
-        if head.state not in stopped:
-            await book.commit(book.next(), take=take)
+        if head.state not in STOPPED:
+            await book.commit({}, take=take)
             return
-        runs = not self._controls_only
         boundary = book.boundary(message.kind)
-        resumed = book.next(
-            state=State.RUNNING if runs else State.RESUMING,
-            hold=False,
-            reason=None,
-            error=None,
-            ended=None,
-            crashes=0,
-            attempt=0 if message.kind == "retry" else head.attempt,
-            due=None,
-            started=boundary.ended,
-        )
+        again = message.kind == "retry"
+        resumed = {
+            "state": State.RESUMING if self._controls_only else State.RUNNING,
+            "hold": False,
+            "reason": None,
+            "error": None,
+            "ended": None,
+            "crashes": 0,
+            "attempt": 0 if again else head.attempt,
+            "due": head.due if head.attempt and not again else None,
+            "started": boundary.ended,
+        }
         await book.cross(boundary, resumed, events=((EventType.RESUMED, {}),), take=take)
 
-    async def _replace_state(self, control: list[Message]) -> bool:
-        """`resume(state=…)`: a new boundary with the given state; the old one stays in the history."""
-        message = next((m for m in reversed(control) if m.payload is not None), None)
-        if message is None or message.payload is None:
-            return True
+    async def _replace_state(self, orders: list[Message], take: tuple[int, ...]) -> bool:
+        """`resume(state=…)`: a new boundary with the given state; the old one stays in the history. By the time it is
+        obeyed somebody else may have resumed the execution: what runs keeps its state."""
+        message = next((m for m in reversed(orders) if m.payload is not None), None)
         book = self._book
+        if message is None or message.payload is None or book.head.state not in STOPPED:
+            return True
         kind = book.type_of(book.head.step)
         try:
             snapshot = book.snapshot(codec.decode(message.payload, kind), kind)
         except CodecError as error:
-            await self.block(str(error), tuple(m.id for m in control))
+            await self.block(str(error), take)
             return False
-        await book.cross(book.boundary("state", snapshot), book.next(), snapshot=snapshot)
+        await book.cross(book.boundary("state", snapshot), {}, snapshot=snapshot)
         return True
 
     async def block(self, reason: str, take: tuple[int, ...] = ()) -> None:
         """It cannot go on as it is stored: visible, and free for the next pass or a resume."""
         book = self._book
-        head = book.next(state=State.BLOCKED, owner=None, reason=reason)
+        changes = {"state": State.BLOCKED, "owner": None, "reason": reason}
         event = (EventType.EXECUTION_BLOCKED, {"error": reason})
-        await book.cross(book.boundary("block", error=reason), head, events=(event,), take=take)
+        await book.cross(book.boundary("block", error=reason), changes, events=(event,), take=take)
         self._executor.log.warning("execution.blocked", execution=book.id, workflow=book.definition.workflow)
 
     async def release(self) -> None:
         """Give the lease back: whoever comes next goes on at once."""
-        await self._book.commit(self._book.next(owner=None))
+        await self._book.commit({"owner": None})
+
+
+def _from_retry_on(orders: list[Message]) -> list[Message]:
+    """What was sent to an execution before it was retried came too late for the run that failed: it does not count."""
+    first = next((n for n, message in enumerate(orders) if message.kind == "retry"), len(orders))
+    return orders[first:]
+
+
+def _pauses_at_end(orders: list[Message]) -> list[Message]:
+    others = [n for n, message in enumerate(orders) if message.kind != "pause"]
+    return orders[others[-1] + 1 :] if others else orders

@@ -90,10 +90,10 @@ class BlockingHandle:
         self.id = handle.id
 
     def result(self) -> Any:
-        return call_from_thread(self._handle.result)
+        return call_from_thread(self._handle.result, lasting=True)
 
     def wait(self, *states: ExecutionState | str) -> Execution:
-        found: Execution = call_from_thread(self._handle.wait, *states)
+        found: Execution = call_from_thread(self._handle.wait, *states, lasting=True)
         return found
 
     def info(self) -> Execution:

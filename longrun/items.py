@@ -1,15 +1,15 @@
 """Durable cursors: `ctx.each` as an async and as a plain iterator over the same `Loop`.
 
-Place in the life of an execution: run a step. Between saves an item costs a few microseconds: its end is noted in the
-ledger, the loop is yielded to every few milliseconds, and a save that is due is handed over, not waited for.
+Place in the life of an execution: run a step. Between saves an item costs a microsecond or two: its end is noted in the
+ledger, and every few milliseconds the loop looks up: shows how far it is, hands over a save that is due (without waiting
+for it), and lets other tasks run.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence, Sized
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 import anyio.lowlevel
@@ -20,25 +20,34 @@ from longrun.port import Port
 from longrun.records import Progress
 
 T = TypeVar("T")
-YIELD_EVERY = 0.004
+LOOK_EVERY = 0.004
+"""Seconds between two looks; also how long a loop without any await of its own keeps other tasks waiting."""
+BUILT_IN = (list, tuple, range, str, bytes)
+
+Obey = Callable[[], Awaitable[None]]
 
 
 class Loop:
-    """The bookkeeping of one `each`: opens and closes items in the ledger, and says when a point is due."""
+    """The bookkeeping of one `each`: begins and ends items in the ledger, and says when a point is due."""
 
-    def __init__(self, group: Group, port: Port, name: str, items: Any, every: int | None) -> None:
+    def __init__(self, group: Group, port: Port, obey: Obey, name: str, items: Any, every: int | None) -> None:
         if not isinstance(name, str) or not name:
             raise ConfigError("name", name, "give the loop a name")
-        if isinstance(items, AbstractSet) and not isinstance(items, Sequence) and isinstance(items, set | frozenset):
-            raise StepError(f"the items of {name!r} are a set, which has no stable order; give a list, e.g. sorted(items)")
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise ConfigError("every", every, "give a whole number of at least 1, or None")
-        self.group, self.port, self.name, self.every = group, port, name, every
-        self.cursor: Cursor = group.cursor(group.claim("each", name))
-        self.depth = len(group.stack)
-        self._first = True
+        refuse_set(name, items)
+        self.group, self.port, self.name = group, port, name
+        self._obey, self._every = obey, every
+        key = group.claim("each", name)
+        self.cursor = Cursor(key, group.ledger.entries.get(key))
+        self._scope = group.item_scope(name, self.cursor)
+        self._frames = [*group.stack, self._scope]
         self._inside = False
+        self._save_due = False
         self._fit(len(items) if isinstance(items, Sized) else None)
+        self._shows = len(self._frames) == 2 and not group.prefix
+        if self._shows:
+            port.follow(self.progress)
 
     def _fit(self, count: int | None) -> None:
         cursor = self.cursor
@@ -51,54 +60,63 @@ class Loop:
     def missing(self, found: int) -> ItemsChangedError:
         return ItemsChangedError(self.name, self.cursor.n, found)
 
+    def progress(self) -> Progress:
+        return Progress(done=self.cursor.n, total=self.cursor.of)
+
     def begin(self) -> None:
-        self.group.enter(self.name, self.cursor.n, self.depth, self._first)
-        self._first = False
+        """The item behind the cursor is being handed out."""
         self._inside = True
+        group = self.group
+        if group.stack[-1] is not self._scope or group.ledger.inherits:
+            group.item_opened(self._frames)
 
     def end(self) -> bool:
-        """Note the item that was open as done; True if a point is due: something to obey, to save, or `every`."""
-        if not self._inside:
-            return self.port.attention
-        self._inside = False
-        self.group.leave(self.depth)
-        cursor = self.cursor
-        cursor.n += 1
-        self.group.capture()
-        port = self.port
-        if port.attention or (self.every is not None and cursor.n % self.every == 0):
-            return True
-        if time.monotonic() >= port.save_at:
-            self.show()
-            port.hand_over()
-        return False
+        """Note the item that was open as done; True if a point is due: something to obey, to save, or time to look."""
+        if self._inside:
+            self._inside = False
+            self.group.item_ended(self.cursor, self._scope)
+            if self._every is not None and self.cursor.n % self._every == 0:
+                self._save_due = True
+                return True
+        return self.port.attention or monotonic() >= self.group.look_at
+
+    @property
+    def waits(self) -> bool:
+        """Whether the point that is due has to be waited for."""
+        return self._save_due or self.port.attention
 
     def finish(self) -> None:
         """All items are done, durably so with the next save."""
-        self.group.leave(self.depth)
-        self.cursor.ended = True
-        self.group.capture(force=True)
-        self.show()
-
-    def show(self) -> None:
-        if self.depth == 1 and not self.group.prefix:
-            self.port.report(Progress(done=self.cursor.n, total=self.cursor.of))
+        self.group.loop_ended(self.cursor, self._scope)
+        if self._shows:
+            self.port.report(self.progress())
 
     async def point(self) -> None:
-        """Obey what must be obeyed and, with `every`, make the item durable before the next one."""
-        if self.every is not None and self.cursor.n % self.every == 0:
+        """Make the item durable if `every` says so, obey what must be obeyed, hand over a save that is due."""
+        port = self.port
+        if self._save_due:
+            self._save_due = False
             self.group.capture(force=True)
-            self.show()
-            await self.port.durable()
-        if self.port.attention:
+            await port.durable()
+        if port.attention:
             self.group.capture(force=True)
-            await self.port.obey()
+            await self._obey()
+        self.look()
+
+    def look(self) -> None:
+        port = self.port
+        now = monotonic()
+        if now >= port.save_at:
+            port.hand_over()
+        if self._shows:
+            port.report(self.progress())
+        self.group.look_at = min(now + LOOK_EVERY, port.save_at)
 
     def abandon(self) -> None:
         """The iterator was dropped in the middle (a `break`): names after it belong to the scope around it."""
         if self._inside:
             self._inside = False
-            del self.group.stack[self.depth :]
+            self.group.close_scope(self._scope)
 
 
 class Each(Generic[T]):
@@ -109,7 +127,6 @@ class Each(Generic[T]):
         self._items = items
         self._next: Iterator[T] | None = None
         self._async_next: AsyncIterator[T] | None = None
-        self._yield_at = time.monotonic() + YIELD_EVERY
         self._ended = loop.cursor.ended
 
     def __aiter__(self) -> Each[T]:
@@ -119,9 +136,7 @@ class Each(Generic[T]):
         loop = self._loop
         if loop.end():
             await loop.point()
-        if time.monotonic() >= self._yield_at:
             await anyio.lowlevel.checkpoint()
-            self._yield_at = time.monotonic() + YIELD_EVERY
         if self._ended:
             raise StopAsyncIteration
         try:
@@ -136,10 +151,9 @@ class Each(Generic[T]):
     async def _later(self) -> T:
         if self._async_next is not None:
             return await self._async_next.__anext__()
-        done = self._loop.cursor.n
         if isinstance(self._items, AsyncIterable):
             self._async_next = self._items.__aiter__()
-            await self._skip(self._async_next, done)
+            await self._skip(self._async_next, self._loop.cursor.n)
             return await self._async_next.__anext__()
         self._next = skip(self._loop, self._items)
         return next(self._next)
@@ -159,8 +173,6 @@ class SyncEach(Generic[T]):
     """What `for` reads in a step thread or a child process."""
 
     def __init__(self, loop: Loop, items: Iterable[T]) -> None:
-        if isinstance(items, AsyncIterable):
-            raise StepError(f"the items of {loop.name!r} are an async iterable; a plain step needs a plain one")
         self._loop = loop
         self._items = items
         self._next: Iterator[T] | None = None
@@ -171,8 +183,9 @@ class SyncEach(Generic[T]):
 
     def __next__(self) -> T:
         loop = self._loop
+        loop.port.check(blocking=True)
         if loop.end():
-            loop.port.call_from_thread(loop.point)
+            self._point(loop)
         if self._ended:
             raise StopIteration
         try:
@@ -186,15 +199,31 @@ class SyncEach(Generic[T]):
         loop.begin()
         return item
 
+    def _point(self, loop: Loop) -> None:
+        if loop.waits:
+            loop.port.call_from_thread(loop.point)
+        else:
+            loop.look()
+
     def __del__(self) -> None:
         self._loop.abandon()
+
+
+def refuse_set(name: str, items: Any) -> None:
+    if isinstance(items, set | frozenset):
+        raise StepError(f"the items of {name!r} are a set, which has no stable order; give a list, e.g. sorted(items)")
+
+
+def refuse_async(name: str, items: Any) -> None:
+    if isinstance(items, AsyncIterable):
+        raise StepError(f"the items of {name!r} are an async iterable; a plain step needs a plain one")
 
 
 def skip(loop: Loop, items: Iterable[T]) -> Iterator[T]:
     """An iterator over what is left behind the cursor."""
     done = loop.cursor.n
-    if isinstance(items, Sequence):
-        return (items[n] for n in range(done, len(items)))
+    if isinstance(items, Sequence) and not isinstance(items, BUILT_IN):
+        return (items[n] for n in range(done, len(items)))  # an item may be dear to make: those that are done are not
     rest = iter(items)
     skipped = sum(1 for _ in islice(rest, done))
     if skipped < done:

@@ -4,22 +4,28 @@ Place in the life of an execution: run a step. A `Ledger` belongs to one visit o
 it holds when an attempt ends is what the next one is given. Nothing here knows of an event loop: async steps, step
 threads and child processes use the same code.
 
-A capture takes the cursors and `local` of one context at one moment: an item's end, a branch's end or a checkpoint.
+A capture takes the cursors and `local` of one context at one moment: an item's end, a branch's end or a checkpoint. What
+a context does after its attempt or its branch has ended changes nothing here any more.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from longrun import codec
-from longrun.errors import DuplicateKeyError
+from longrun.errors import CodecError, DuplicateKeyError
 
 SCALARS = frozenset({str, int, float, bool, type(None)})
-FREE_SECONDS = 0.05
-"""A `local` that is dear to encode is captured at every item's end for this long in all …"""
+SMALL = 32
+"""A `local` of at most so many scalars is copied at every item's end without looking at the time."""
+CHEAP = 0.001
+"""A `local` that takes no longer than this to encode is captured at every item's end, however many there are."""
+FREE_SECONDS = 1.0
+"""A dearer one is captured at every item's end for this long in all …"""
 SHARE = 0.2
 """… and after that only while encoding it takes less than this share of the step's time."""
 
@@ -35,24 +41,52 @@ class Ledger:
         self._put: dict[str, bytes] = {}
         self._drop: set[str] = set()
         self._groups: dict[str, Group] = {}
+        self.inherits: list[str] = []
+        """Keys inside items and branches that earlier attempts have left, in order."""
 
     def group(self, prefix: str) -> Group:
-        """The captures of one context: the step's own (prefix "") or a branch's."""
-        group = Group(self, prefix)
+        """The captures of one context: the step's own (prefix "", with which an attempt begins) or a branch's."""
         with self.lock:
-            self._groups[prefix] = group
-        return group
+            if not prefix:
+                self.inherits = sorted(key for key in self.entries if "/" in key)
+            group = self._groups[prefix] = Group(self, prefix)
+            return group
 
-    def close(self, prefix: str) -> None:
-        """A branch is over: forget its context and everything below it."""
+    def inherited(self, prefix: str) -> list[str]:
+        """What of that stands under the prefix of an item or a branch."""
+        keys = self.inherits
+        first = end = bisect_left(keys, prefix)
+        while end < len(keys) and keys[end].startswith(prefix):
+            end += 1
+        return keys[first:end]
+
+    def leave(self, prefix: str) -> set[str]:
+        """A branch did not come to its end: what it had captured is kept for the next attempt. Its keys."""
         with self.lock:
-            self._groups.pop(prefix, None)
-            self.drop([key for key in self.entries if key.startswith(prefix)] if prefix else list(self.entries))
+            group = self._groups.pop(prefix, None)
+            if group is None:
+                return set()
+            group.emit()
+            group.closed = True
+            return group.stack[0].keys | {prefix + "local"}
+
+    def finish(self, prefix: str, key: str, data: bytes) -> None:
+        """A branch is over: its result stands in the place of everything below it."""
+        with self.lock:
+            group = self._groups.pop(prefix, None)
+            if group is not None:
+                group.closed = True
+                self.drop(group.stack[0].keys)
+                self.drop([prefix + "local"])
+            self.drop(self.inherited(prefix))
+            self.record(key, data)
 
     def forget_groups(self) -> None:
         """An attempt is over: what its contexts had captured is merged in, the contexts are gone."""
         with self.lock:
             self._emit()
+            for group in self._groups.values():
+                group.closed = True
             self._groups.clear()
 
     def record(self, key: str, data: bytes) -> None:
@@ -70,7 +104,8 @@ class Ledger:
 
     @property
     def dirty(self) -> bool:
-        return bool(self._put or self._drop) or any(group.dirty for group in self._groups.values())
+        with self.lock:
+            return bool(self._put or self._drop) or any(group.dirty for group in self._groups.values())
 
     def collect(self) -> tuple[dict[str, bytes], tuple[str, ...]]:
         """What is new since the last call, to be saved now: entries to put, and keys to drop."""
@@ -82,25 +117,14 @@ class Ledger:
             return put, drop
 
     def _emit(self) -> None:
-        for group in list(self._groups.values()):
+        for group in self._groups.values():
             group.emit()
-
-
-class Scope:
-    """Where names must be unique: a context, or one item of a loop in it."""
-
-    __slots__ = ("keys", "names", "prefix")
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.names: set[str] = set()
-        self.keys: set[str] = set()
 
 
 class Cursor:
     """How many items of a loop are done: `n` now, `captured` as of the last capture."""
 
-    __slots__ = ("captured", "ended", "key", "n", "of", "shown")
+    __slots__ = ("captured", "captured_end", "ended", "key", "n", "of", "shown")
 
     def __init__(self, key: str, stored: bytes | None) -> None:
         self.key = key
@@ -108,15 +132,30 @@ class Cursor:
         self.n: int = saved.get("n", 0)
         self.of: int | None = saved.get("of")
         self.ended: bool = saved.get("end", False)
-        self.captured: tuple[int, bool] = (self.n, self.ended)
-        self.shown: tuple[int, bool] | None = self.captured if stored else None
+        self.captured, self.captured_end = self.n, self.ended
+        self.shown = stored
 
     def encode(self) -> bytes:
-        n, ended = self.captured
-        tree: dict[str, Any] = {"n": n, "of": self.of}
-        if ended:
+        tree: dict[str, Any] = {"n": self.captured, "of": self.of}
+        if self.captured_end:
             tree["end"] = True
         return codec.dumps(tree)
+
+
+class Scope:
+    """Where names must be unique: a context, or the item of a loop that is open in it."""
+
+    __slots__ = ("_base", "_cursor", "keys", "names")
+
+    def __init__(self, base: str, cursor: Cursor | None = None) -> None:
+        self._base, self._cursor = base, cursor
+        self.names: set[str] = set()
+        self.keys: set[str] = set()
+        """Everything opened in it, also further in."""
+
+    @property
+    def prefix(self) -> str:
+        return self._base if self._cursor is None else f"{self._base}#{self._cursor.n}/"
 
 
 class Group:
@@ -126,105 +165,154 @@ class Group:
         self.ledger = ledger
         self.prefix = prefix
         self.dirty = False
+        self.closed = False
         stored = ledger.entries.get(prefix + "local")
         self.local: dict[Any, Any] = codec.decode(stored, dict, path="local") if stored else {}
         self.stack = [Scope(prefix)]
-        self._cursors: dict[str, Cursor] = {}
+        self.look_at = 0.0
+        """When (monotonic) a loop of this context should look up from its items."""
+        self._moved: set[Cursor] = set()
+        self._captured: dict[str, Cursor] = {}
         self._shown_local = stored
         self._local: dict[Any, Any] | bytes | None = None
+        self._failure: CodecError | None = None
         self._dropping: set[str] = set()
         self._began = time.monotonic()
         self._spent = 0.0
+        self._price = 0.0
 
-    @property
-    def scope(self) -> Scope:
-        return self.stack[-1]
+    # names
 
     def claim(self, kind: str, name: object) -> str:
         """The key of a name in the open scope, which may be used once there."""
         mark = f"{kind}:{_quote(name)}"
-        scope = self.scope
+        scope = self.stack[-1]
         if mark in scope.names:
             raise DuplicateKeyError(str(name))
         scope.names.add(mark)
         key = scope.prefix + mark
-        for open_scope in self.stack:
-            open_scope.keys.add(key)
+        self.own(key)
         return key
 
-    def enter(self, name: str, n: int, depth: int, first: bool) -> Scope:
-        """Open the scope of item `n` of a loop that stands at `depth`."""
-        del self.stack[depth:]
-        scope = Scope(f"{self.scope.prefix}{_quote(name)}#{n}/")
-        if first and self.ledger.entries:
-            scope.keys = {key for key in self.ledger.entries if key.startswith(scope.prefix)}
-        self.stack.append(scope)
-        return scope
+    def disclaim(self, scope: Scope, kind: str, name: object) -> None:
+        """A call that failed has left nothing: its name may be used again."""
+        scope.names.discard(f"{kind}:{_quote(name)}")
 
-    def leave(self, depth: int) -> None:
-        """The item is done: its keys go with the capture that saves past it."""
-        if len(self.stack) > depth:
-            keys = self.stack[depth].keys
-            del self.stack[depth:]
-            if keys:
-                self._dropping |= keys
-                for scope in self.stack:
-                    scope.keys -= keys
+    def own(self, key: str) -> None:
+        """Let a key go with the items that are open now."""
+        for scope in self.stack:
+            scope.keys.add(key)
 
-    def cursor(self, key: str) -> Cursor:
-        cursor = Cursor(key, self.ledger.entries.get(key))
+    def record(self, key: str, data: bytes) -> None:
+        """Keep a memo, unless this context is closed."""
         with self.ledger.lock:
-            self._cursors[key] = cursor
-        return cursor
+            if not self.closed:
+                self.ledger.record(key, data)
+
+    # items
+
+    def item_scope(self, name: str, cursor: Cursor) -> Scope:
+        """The scope of the items of a loop that is opened in the scope open now."""
+        return Scope(self.stack[-1].prefix + _quote(name), cursor)
+
+    def item_opened(self, frames: list[Scope]) -> None:
+        """An item begins: names belong to the last of `frames` now, and so does what an earlier attempt left of it."""
+        self.stack = list(frames)
+        for key in self.ledger.inherited(frames[-1].prefix) if self.ledger.inherits else ():
+            self.own(key)
+
+    def item_ended(self, cursor: Cursor, scope: Scope) -> None:
+        """An item is done: captured with `local`; what was opened in it goes when that is saved."""
+        if scope.names:
+            scope.names.clear()
+        if scope.keys:
+            self._leave(scope)
+        cursor.n += 1
+        self._moved.add(cursor)
+        self.capture()
+
+    def loop_ended(self, cursor: Cursor, scope: Scope) -> None:
+        self.close_scope(scope)
+        cursor.ended = True
+        self._moved.add(cursor)
+        self.capture()
+
+    def close_scope(self, scope: Scope) -> None:
+        """Leave a loop: names belong to the scope around it again."""
+        if scope in self.stack:
+            self.stack = self.stack[: self.stack.index(scope)]
+
+    def _leave(self, scope: Scope) -> None:
+        keys, scope.keys = scope.keys, set()
+        self._dropping |= keys
+        for other in self.stack:
+            other.keys -= keys
+
+    # captures
 
     def capture(self, *, force: bool = False) -> bool:
         """Note cursors and `local` as they are now, together; False if `local` is too dear to encode again so soon."""
         with self.ledger.lock:
-            if not self._capture_local(force):
+            if self.closed:
                 return False
-            for cursor in self._cursors.values():
-                cursor.captured = (cursor.n, cursor.ended)
+            local = self.local
+            if (local or self._shown_local is not None or self._local is not None) and not self._take_local(force):
+                return False
+            for cursor in self._moved:
+                cursor.captured, cursor.captured_end = cursor.n, cursor.ended
+                self._captured[cursor.key] = cursor
+            self._moved.clear()
             if self._dropping:
                 for key in self._dropping:
-                    self._cursors.pop(key, None)
+                    self._captured.pop(key, None)
                 self.ledger.drop(self._dropping)
                 self._dropping = set()
             self.dirty = True
             return True
 
-    def _capture_local(self, force: bool) -> bool:
+    def _take_local(self, force: bool) -> bool:
+        if self._failure is not None:
+            raise self._failure
         local = self.local
-        if not local and self._shown_local is None and self._local is None:
+        if len(local) <= SMALL and _is_plain(local):
+            self._local = local.copy()  # it cannot change any more, so it is encoded when it is saved
             return True
-        for value in local.values():
-            if type(value) not in SCALARS:
-                return self._encode_local(force)
-        self._local = local.copy()  # scalars only: the copy cannot change, so it is encoded when it is saved
-        return True
-
-    def _encode_local(self, force: bool) -> bool:
         began = time.monotonic()
-        if not force and self._spent > FREE_SECONDS and self._spent > SHARE * (began - self._began):
+        if not force and self._price > CHEAP and self._spent > FREE_SECONDS and self._spent > SHARE * (began - self._began):
             return False
-        self._local = codec.encode(self.local, dict, path="local")
-        self._spent += time.monotonic() - began
+        self._local = codec.encode(local, dict, path="local")
+        self._price = time.monotonic() - began
+        self._spent += self._price
         return True
 
     def emit(self) -> None:
-        """Put what was captured since the last time into the ledger."""
+        """Put what was captured since the last time into the ledger: all of it, or, if it cannot be stored, nothing."""
         if not self.dirty:
             return
         self.dirty = False
-        for cursor in self._cursors.values():
-            if cursor.shown != cursor.captured:
-                self.ledger.record(cursor.key, cursor.encode())
-                cursor.shown = cursor.captured
-        if self._local is not None:
-            data = self._local if isinstance(self._local, bytes) else codec.encode(self._local, dict, path="local")
-            if data != self._shown_local:
-                self.ledger.record(self.prefix + "local", data)
-                self._shown_local = data
-            self._local = None
+        try:
+            data = codec.encode(self._local, dict, path="local") if isinstance(self._local, dict) else self._local
+        except CodecError as error:
+            self._failure = error
+            return
+        self._local = None
+        if data is not None and data != self._shown_local:
+            self.ledger.record(self.prefix + "local", data)
+            self._shown_local = data
+        for cursor in self._captured.values():
+            shown = cursor.encode()
+            if shown != cursor.shown:
+                self.ledger.record(cursor.key, shown)
+                cursor.shown = shown
+        self._captured.clear()
+
+
+def _is_plain(local: dict[Any, Any]) -> bool:
+    """Whether a shallow copy can never change, and can be encoded."""
+    for key, value in local.items():
+        if type(value) not in SCALARS or type(key) is not str:
+            return False
+    return True
 
 
 def _quote(name: object) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from longrun.clock import Clock
-from longrun.errors import LeaseLostError, LongrunError, StoreUnavailableError
+from longrun.errors import LongrunError, StoreUnavailableError
 from longrun.loops import current_loop
 from longrun.records import RetryPolicy
 from longrun.stored import Save
@@ -43,7 +43,7 @@ class Outbox:
         self._failure: LongrunError | None = None
         self._tries = 0
         self.lost: LongrunError | None = None
-        """Why nothing can be written any more: the lease is lost."""
+        """Why nothing can be written any more: the lease is lost, or the store refuses for good."""
 
     @property
     def empty(self) -> bool:
@@ -90,21 +90,19 @@ class Outbox:
 
     def _answered(self, error: LongrunError | None) -> None:
         self._flying -= 1
+        if self.lost is not None:
+            return
         if error is None and self._failure is None:
             self._tries = 0
             self._pending.popleft()[1](None)
-        elif isinstance(error, StoreUnavailableError) or self._failure is not None:
+        elif error is None or isinstance(error, StoreUnavailableError):
             self._retry_later(error)
-        elif error is not None:
+        else:
             self.give_up(error)
 
     def _retry_later(self, error: LongrunError | None) -> None:
         """The first failure decides; answers to what was handed over behind it are waited for, then all go again."""
-        if isinstance(error, LeaseLostError):
-            self.give_up(error)
-            return
-        if self._failure is None:
-            self._failure = error
+        self._failure = self._failure or error
         if self._flying == 0 and self._failure is not None:
             self._tries += 1
             self._courier.store_failed(self._id, self._failure, self._tries)
@@ -114,12 +112,12 @@ class Outbox:
         await self._courier.clock.sleep(BACKOFF.delay(self._tries))
         self._failure = None
         for save, _ in list(self._pending):
-            if self.lost is None and self._failure is None:
+            if self._failure is None:  # a store that was closed answers at once
                 self._submit(save)
 
     def give_up(self, error: LongrunError) -> None:
         """Nothing more can be written: tell everybody who waits."""
-        self.lost = error
+        self.lost = self.lost or error
         pending, self._pending = self._pending, deque()
         for _, done in pending:
             done(error)

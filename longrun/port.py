@@ -39,10 +39,15 @@ class StepInfo:
 class Port(Protocol):
     """The attempt's side of a context."""
 
-    attention: bool
-    """Something has to be obeyed at the next point: a pause, a cancel, a shutdown."""
     save_at: float
     """When (monotonic) what was captured should be handed over to be saved."""
+
+    @property
+    def attention(self) -> bool:
+        """Something may have to be obeyed at the next point: a pause, a cancel, a shutdown, the end of the attempt."""
+
+    def check(self, *, blocking: bool = False) -> None:
+        """Raise unless the context may be used now and, if it blocks, in this thread."""
 
     def hand_over(self) -> None:
         """Give what was captured to the writer, without waiting."""
@@ -53,8 +58,17 @@ class Port(Protocol):
     async def obey(self) -> None:
         """Let a pause, a cancel or a shutdown take effect here; does not return if one does."""
 
+    def must_stop(self) -> bool:
+        """Whether `obey` would not return."""
+
     def report(self, progress: Progress) -> None:
-        """Show how far the step is."""
+        """Show how far the step is, unless it says so itself."""
+
+    def announce(self, progress: Progress) -> None:
+        """The step itself says how far it is."""
+
+    def follow(self, source: Callable[[], Progress]) -> None:
+        """Ask `source` how far the step is, unless it says so itself."""
 
     def time_left(self) -> float | None:
         """Seconds until this attempt is stopped, by its time-out or a shutdown; None if nothing stops it."""
@@ -68,5 +82,6 @@ class Port(Protocol):
     async def start_child(self, workflow: Any, state: Any, key: str) -> Any:
         """Start another execution, once for this visit and key."""
 
-    def call_from_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run an async function in the loop and wait for it; for the step's own thread."""
+    def call_from_thread(self, function: Callable[..., Any], *args: Any, lasting: bool = False) -> Any:
+        """Run an async function in the loop and wait for it; for the step's own thread. With `lasting`, another step
+        may have the thread's place meanwhile."""

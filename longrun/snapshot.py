@@ -66,9 +66,9 @@ class Snapshots:
         return self._split(tree, seq, path) if type(tree) is dict else self._whole(tree, path)
 
     def _whole(self, tree: Any, path: str) -> Snapshot:
-        self._parts = {}
         data = codec.dumps(tree)
         self._check(path, len(data))
+        self._parts = {}
         return Snapshot(data, (), {}, len(data))
 
     def _split(self, tree: dict[str, Any], seq: int, path: str) -> Snapshot:
@@ -84,12 +84,12 @@ class Snapshots:
             parts[key] = part
             if part is not self._parts.get(key):
                 new[part.name] = part.data
-        self._parts = parts
         if not parts:
             return self._whole(tree, path)
         data = codec.dumps({"keep": keep, "blobs": {key: part.name for key, part in parts.items()}})
         size = len(data) + sum(len(part.data) for part in parts.values())
         self._check(path, size)
+        self._parts = parts  # only now: a state that is refused is not stored, and nothing may refer to its blobs
         return Snapshot(data, tuple(part.name for part in parts.values()), new, size)
 
     def _part(self, key: str, value: Any, name: str) -> _Part | None:
@@ -109,11 +109,15 @@ class Snapshots:
         if size > self._limit:
             raise TooLargeError(path, size, self._limit)
 
-    def kept(self, seq: int, names: tuple[str, ...]) -> tuple[int | None, tuple[str, ...]]:
-        """Note a boundary with its state; answers from which number states are kept, and which blobs can go."""
+    def kept(self, seq: int, names: tuple[str, ...]) -> None:
+        """Note a boundary that is stored with its state."""
+        self._kept.append((seq, names))
+
+    def let_go(self, *, exactly: bool) -> tuple[int | None, tuple[str, ...]]:
+        """From which number states are kept (None: no change), and which blobs can go. To spare the store a removal
+        with every write, a few states more than asked for stay until `exactly` as many are wanted."""
         kept = self._kept
-        kept.append((seq, names))
-        if len(kept) < self._history + self._slack:
+        if len(kept) <= self._history or (len(kept) < self._history + self._slack and not exactly):
             return None, ()
         gone: set[str] = set()
         while len(kept) > self._history:

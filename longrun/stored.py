@@ -27,7 +27,7 @@ EMPTY: Mapping[str, Any] = {}
 
 @frozen(kw_only=True)
 class Definition:
-    """What never changes. A listing leaves `steps` empty; `total` counts them all the same."""
+    """What never changes, but for `steps` and `total` of what was submitted by name. A listing leaves `steps` empty."""
 
     id: str
     workflow: str
@@ -183,6 +183,8 @@ class Save:
     keep_from: int | None = None
     """Boundaries before this number lose their state (not their row)."""
     drop_blobs: tuple[str, ...] = ()
+    steps: tuple[str, ...] | None = None
+    """The steps of an execution that was submitted by the name of its workflow alone: set once, by who first runs it."""
 
 
 @frozen(kw_only=True)

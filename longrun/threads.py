@@ -1,20 +1,28 @@
 """Step threads: the library's own, daemon, with a limit of their own; and the channel from them to the loop.
 
 Place in the life of an execution: run a step. A thread cannot be killed: when its attempt is stopped its bridge closes,
-so that its next context call raises `StepInterrupted`, and what it returns is thrown away.
+so that its next context call raises `StepInterrupted`, and what it returns is thrown away. What an attempt leaves behind
+is noted, so that the next one can wait for its end.
 """
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import anyio
 
 from longrun.errors import ConfigError, StepError, StepInterrupted
-from longrun.loops import Loop, current_loop
+from longrun.loops import current_loop
+
+try:
+    from sniffio import current_async_library_cvar as _library
+except ImportError:  # trio brings it; without it nothing is set that has to be unset
+    _library = None  # type: ignore[assignment]
 
 DEFAULT_LIMIT = 64
 _current = threading.local()
@@ -23,15 +31,18 @@ _current = threading.local()
 class Bridge:
     """One job of a step thread: its calls into the loop, and its end."""
 
-    def __init__(self, loop: Loop, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._loop = loop
-        self._function, self._args = function, args
+    def __init__(self, pool: StepThreads, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._pool = pool
+        self._loop = current_loop()
+        self._job: Callable[[], Any] | None = _in_this_context(function, args)
         self._calls: deque[_Call] = deque()
-        self._closed = False
+        self.closed = False
+        self.ended = False
+        """Whether the thread is free again, whatever became of its attempt."""
+        self.left: Leftovers | None = None
+        self._holds_place = True
         self._lock = threading.Lock()
         self._wake = anyio.Event()
-        self.ended = anyio.Event()
-        """Set in the loop when the thread is free again, whatever became of its attempt."""
         self._result: Any = None
         self._error: BaseException | None = None
 
@@ -39,22 +50,25 @@ class Bridge:
 
     def run(self) -> None:
         _current.bridge = self
+        job, self._job = self._job, None
         try:
-            self._result = self._function(*self._args)
+            self._result = job() if job is not None else None
         except BaseException as error:  # carried to the attempt, StepInterrupted and SystemExit included
             self._error = error
         finally:
             _current.bridge = None
-            self._function, self._args = _nothing, ()
-            self._loop.call_soon(self._end)
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        call = _Call(function, args)
+    def end(self) -> None:
+        self._loop.call_soon(self._end)
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], lasting: bool) -> Any:
+        call = _Call(function, args, lasting)
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise StepInterrupted("this attempt is over")
             self._calls.append(call)
-        self._loop.call_soon(self._ring)
+        if not self._loop.call_soon(self._ring):
+            raise StepInterrupted("the event loop is gone")
         return call.wait()
 
     # in the loop
@@ -63,27 +77,47 @@ class Bridge:
         self._wake.set()
 
     def _end(self) -> None:
-        self.ended.set()
+        self.ended = True
+        self._give_place()
         self._wake.set()
+        if self.left is not None:
+            self.left.one_ended()
+
+    def _give_place(self) -> None:
+        if self._holds_place:
+            self._holds_place = False
+            self._pool.places.release()
 
     async def serve(self) -> Any:
         """Answer the thread's calls until it ends; its result, or the error it raised."""
         try:
-            while not self.ended.is_set():
+            while not self.ended:
                 await self._wake.wait()
                 self._wake = anyio.Event()
                 while self._calls:
-                    await self._calls[0].answer()
+                    await self._answer(self._calls[0])
                     self._calls.popleft()
         finally:
             self._close()
-        if self._error is not None:
-            raise self._error
-        return self._result
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._result
+        finally:
+            self._error = self._result = None
+
+    async def _answer(self, call: _Call) -> None:
+        if call.lasting:
+            self._give_place()
+        await call.run()
+        if call.lasting:
+            await self._pool.places.acquire()
+            self._holds_place = True
+        call.done.set()
 
     def _close(self) -> None:
         with self._lock:
-            self._closed = True
+            self.closed = True
             calls = list(self._calls)
         for call in calls:
             call.interrupt()
@@ -92,39 +126,68 @@ class Bridge:
 class _Call:
     """A call from a thread that waits for its answer."""
 
-    __slots__ = ("_args", "_done", "_error", "_function", "_result")
+    __slots__ = ("_args", "_error", "_function", "_result", "done", "lasting")
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], lasting: bool) -> None:
         self._function, self._args = function, args
-        self._done = threading.Event()
+        self.lasting = lasting
+        self.done = threading.Event()
         self._result: Any = None
         self._error: BaseException | None = None
 
-    async def answer(self) -> None:
+    async def run(self) -> None:
         try:
             self._result = await self._function(*self._args)
         except Exception as error:
             self._error = error
-        self._done.set()
 
     def interrupt(self) -> None:
-        if not self._done.is_set():
+        if not self.done.is_set():
             self._error = StepInterrupted("this attempt is over")
-            self._done.set()
+            self.done.set()
 
     def wait(self) -> Any:
-        self._done.wait()
+        self.done.wait()
         if self._error is not None:
             raise self._error
         return self._result
 
 
-def call_from_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Run an async function in the loop of this thread's step, and wait for it."""
+def check_here() -> Bridge:
+    """The job of the step thread that runs this; raises in any other thread, and when its attempt is over."""
     bridge: Bridge | None = getattr(_current, "bridge", None)
     if bridge is None:
         raise StepError("a step's context can only be used in the thread that longrun runs it in")
-    return bridge.call(function, args)
+    if bridge.closed:
+        raise StepInterrupted("this attempt is over")
+    return bridge
+
+
+def call_from_thread(function: Callable[..., Any], *args: Any, lasting: bool = False) -> Any:
+    """Run an async function in the loop of this thread's step, and wait for it. With `lasting`, the thread does not
+    count against the limit meanwhile: what it waits for may need a thread too."""
+    return check_here().call(function, args, lasting)
+
+
+class Leftovers:
+    """The threads that an attempt has left behind: those still running when it ended."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self.ended = anyio.Event()
+        """Set when the last of them has ended."""
+
+    def __bool__(self) -> bool:
+        return self._running > 0
+
+    def add(self, bridge: Bridge) -> None:
+        bridge.left = self
+        self._running += 1
+
+    def one_ended(self) -> None:
+        self._running -= 1
+        if self._running == 0:
+            self.ended.set()
 
 
 class StepThreads:
@@ -133,39 +196,37 @@ class StepThreads:
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         if limit < 1:
             raise ConfigError("limit", limit, "give a whole number of at least 1")
-        self._places = anyio.Semaphore(limit)
+        self.places = anyio.Semaphore(limit)
         self._idle: list[_Worker] = []
-        self._workers: set[_Worker] = set()
+        self._numbers = count(1)
         self._lock = threading.Lock()
         self._closed = False
 
-    async def run(self, function: Callable[..., Any], *args: Any, left: Callable[[Bridge], object] | None = None) -> Any:
-        """Run a plain function in a step thread. If this is cancelled the thread goes on; `left` is told of it."""
-        await self._places.acquire()
-        bridge = Bridge(current_loop(), function, args)
-        self._worker().start_job(bridge)
+    async def run(self, function: Callable[..., Any], *args: Any, left: Leftovers | None = None) -> Any:
+        """Run a plain function in a step thread. If this is cancelled the thread goes on, and is noted as left."""
+        await self.places.acquire()
+        try:
+            bridge = Bridge(self, function, args)
+            self._worker().start_job(bridge)
+        except BaseException:
+            self.places.release()
+            raise
         try:
             return await bridge.serve()
         finally:
-            if not bridge.ended.is_set() and left is not None:
-                left(bridge)
+            if not bridge.ended and left is not None:
+                left.add(bridge)
 
     def _worker(self) -> _Worker:
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
-            worker = _Worker(self, len(self._workers) + 1, current_loop())
-            self._workers.add(worker)
-            return worker
+            return self._idle.pop() if self._idle else _Worker(self, next(self._numbers))
 
-    def give_back(self, worker: _Worker, loop: Loop) -> bool:
+    def give_back(self, worker: _Worker) -> bool:
         """A worker is free (called in its thread); False if it should end."""
-        loop.call_soon(self._places.release)
         with self._lock:
-            if self._closed:
-                return False
-            self._idle.append(worker)
-            return True
+            if not self._closed:
+                self._idle.append(worker)
+            return not self._closed
 
     def close(self) -> None:
         """End the idle threads. Those that still run a step end when it does; they are daemons."""
@@ -177,9 +238,8 @@ class StepThreads:
 
 
 class _Worker:
-    def __init__(self, pool: StepThreads, number: int, loop: Loop) -> None:
+    def __init__(self, pool: StepThreads, number: int) -> None:
         self._pool = pool
-        self._loop = loop
         self._ready = threading.Event()
         self._job: Bridge | None = None
         self._thread = threading.Thread(target=self._run, name=f"longrun-step-{number}", daemon=True)
@@ -201,10 +261,16 @@ class _Worker:
             if job is None:
                 return
             job.run()
+            goes_on = self._pool.give_back(self)
+            job.end()  # after it is free, so that the next job finds this thread instead of starting another
             del job
-            if not self._pool.give_back(self, self._loop):
+            if not goes_on:
                 return
 
 
-def _nothing() -> None:
-    return None
+def _in_this_context(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
+    """The call with the context variables of here, but for the one that names the loop: none runs in the thread."""
+    context = contextvars.copy_context()
+    if _library is not None:
+        context.run(_library.set, None)
+    return lambda: context.run(function, *args)

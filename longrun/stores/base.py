@@ -69,7 +69,7 @@ class StoreBackend(abc.ABC):
         `LeaseLostError`. Stored revision at or past `head.revision`: done already, None. More than one behind it:
         `WriteOrderError`. Otherwise replace the head, append the boundaries, add the blobs; `clear` then `drop` then `put` the entries; remove the messages in `take`
         (remembering the keys of those that had one); strip the state from boundaries before `keep_from`; remove
-        `drop_blobs`. If the new head has no owner, is not finished and messages remain, `woken` is stored as true, so
+        `drop_blobs`; if `steps` is given, the definition's `steps` and `total` become those. If the new head has no owner, is not finished and messages remain, `woken` is stored as true, so
         that a message that crossed this write is seen. When the new state is completed or cancelled, all entries and
         messages go; a failed execution keeps them, since `retry` goes on from there.
         One refused write leaves the others of the batch untouched.

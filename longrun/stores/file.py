@@ -70,10 +70,7 @@ class FileBackend(StoreBackend):
     def close(self) -> None:
         parts, self._parts = self._parts, None
         if parts is not None:
-            with contextlib.suppress(
-                OSError, StoreUnavailableError
-            ):  # only tidying; whoever opens it next does the rest
-                parts.writes.tidy(least=1)
+            parts.writes.tidy()
             parts.writes.close()
             parts.place.close()
 
@@ -101,10 +98,13 @@ class FileBackend(StoreBackend):
         with _guarded("a write failed"):
             try:
                 for part in _in_order(batch):
-                    writes.create([(n, write) for n, write in part if isinstance(write, Create)], answers)
-                    writes.save([(n, write) for n, write in part if isinstance(write, Save)], answers)
-                    writes.send([(n, write) for n, write in part if isinstance(write, Send)], answers)
-                writes.tidy()
+                    if creates := [(n, write) for n, write in part if isinstance(write, Create)]:
+                        writes.create(creates, answers)
+                    if saves := [(n, write) for n, write in part if isinstance(write, Save)]:
+                        writes.save(saves, answers)
+                    if sends := [(n, write) for n, write in part if isinstance(write, Send)]:
+                        writes.send(sends, answers)
+                writes.tidy_soon()
             finally:
                 writes.ring()
         return answers
@@ -123,11 +123,9 @@ class FileBackend(StoreBackend):
 
     def renew(self, owner: str, ttl: float) -> bool:
         parts = self._open
+        parts.writes.tidy_soon(least=1)
         with _guarded("a lease cannot be renewed"):
-            renewed = owners.renew(parts.place, self._clock, owner, ttl)
-        with contextlib.suppress(OSError, StoreUnavailableError):  # tidying must not cost an owner its lease
-            parts.writes.tidy(least=1)
-        return renewed
+            return owners.renew(parts.place, self._clock, owner, ttl)
 
     def unregister(self, owner: str) -> None:
         with _guarded("an owner cannot be removed"):

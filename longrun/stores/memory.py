@@ -116,6 +116,8 @@ class MemoryBackend(StoreBackend):
             ]
         for name in save.drop_blobs:
             record.blobs.pop(name, None)
+        if save.steps is not None:
+            record.definition = attrs.evolve(record.definition, steps=save.steps, total=len(save.steps))
         if save.head.state in (ExecutionState.COMPLETED, ExecutionState.CANCELLED):
             record.entries.clear()
             record.messages.clear()

@@ -11,6 +11,7 @@ itself whether it was done (I9).
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -33,7 +34,7 @@ from longrun.stores._postgres.queries import KIND, Queries
 from longrun.stores.base import Answer, StoreBackend
 from longrun.stores.store import CheckpointStore
 
-_UNSTORABLE = (UnicodeError, OverflowError, TypeError, ValueError)
+_UNSTORABLE = (UnicodeError, OverflowError, TypeError, ValueError, struct.error)
 _REFUSED = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded)
 """The server's errors about one value, not about itself."""
 
@@ -94,7 +95,8 @@ class PostgresBackend(StoreBackend):
         except _UNSTORABLE as error:
             refusal = error
         if len(batch) > 1:  # one value spoils the whole statement: find out whose it is
-            return [self.commit([write])[0] for write in batch]
+            half = len(batch) // 2
+            return self.commit(batch[:half]) + self.commit(batch[half:])
         refused = NotStorableError(
             f"a value of execution {batch[0].id!r}", f"PostgreSQL refuses it ({type(refusal).__name__})"
         )

@@ -7,19 +7,18 @@ atomic act; `_redis/` turns records into bytes, connects, reads and lists.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
 from longrun.clock import SYSTEM_CLOCK, Clock
-from longrun.errors import ConfigError, CorruptDataError, NewerFormatError, StoreSettingsError, StoreUnavailableError
+from longrun.errors import ConfigError, CorruptDataError, NewerFormatError, StoreSettingsError
 from longrun.logging import get_logger
 from longrun.records import ExecutionState
 from longrun.seal import Seal
 from longrun.stored import Boundary, Claim, Head, Loaded, Message, Owner, Query, Save, Stored, Write
-from longrun.stores._redis import encode, format
+from longrun.stores._redis import encode, wire
 from longrun.stores._redis.finding import Finder
 from longrun.stores._redis.link import Link, Options
 from longrun.stores._redis.reading import Reader
@@ -72,12 +71,12 @@ class RedisBackend(StoreBackend):
     def open(self) -> None:
         server = self._link.inspect()
         name = self._link.base + b"format"
-        self._link.once(lambda: self._link.client.set(name, format.FORMAT, nx=True))
+        self._link.once(lambda: self._link.client.set(name, wire.FORMAT, nx=True))
         found = self._link.read("GET", name)
         if not found.isdigit():
             raise StoreSettingsError(server.name, f"what is stored under the prefix {self._prefix!r} is not longrun's")
-        if int(found) > format.FORMAT:
-            raise NewerFormatError(f"the {server.name} store", int(found), format.FORMAT)
+        if int(found) > wire.FORMAT:
+            raise NewerFormatError(f"the {server.name} store", int(found), wire.FORMAT)
         self.durable = not server.losses
         for loss in server.losses:
             self._log.warning("store.not_durable", server=server.name, version=server.version, why=loss)
@@ -117,19 +116,27 @@ class RedisBackend(StoreBackend):
         return self._number
 
     def claim(self, claim: Claim) -> list[Loaded]:
-        """If the answer is lost, the next call of this owner asks with the same number, and gets what was given."""
-        number = self._unanswered.setdefault(claim.owner, 0) or self._next()
+        loaded, damaged = self._claim(claim)
+        for id in damaged:
+            self._repair(id)
+        if damaged and len(loaded) < claim.limit:
+            loaded += self._claim(attrs.evolve(claim, limit=claim.limit - len(loaded)))[0]
+        return loaded
+
+    def _claim(self, claim: Claim) -> tuple[list[Loaded], list[str]]:
+        """What was given, and what has a damaged control record.
+
+        If the answer is lost, the next call of this owner asks with the same number, and gets what was given then."""
+        number = self._unanswered.get(claim.owner) or self._next()
         self._unanswered[claim.owner] = number
         args = _claim_arguments(claim)
         given, damaged = self._link.repeated("claim", f"{self._link.name}:{claim.owner}", number, *args)
         loaded = self._given(given.decode().split(), claim.owner)
         del self._unanswered[claim.owner]
-        for id in damaged:
-            self._repair(id.decode())
-        return loaded
+        return loaded, [id.decode() for id in damaged]
 
     def _given(self, words: list[str], owner: str) -> list[Loaded]:
-        """Load what was claimed. What another claimer took away meanwhile, or what cannot be read at all, is left out."""
+        """Load what was claimed. Left out is what another claimer took meanwhile, and what cannot be read at all."""
         fences = {id: int(fence) for id, fence in zip(words[::2], words[1::2], strict=True)}
         found: list[Loaded] = []
         for id, loaded in self._reader.loads(list(fences)):
@@ -142,7 +149,10 @@ class RedisBackend(StoreBackend):
     def _block(self, id: str, fence: int, error: CorruptDataError) -> None:
         """Nobody can go on with it, and claiming it again and again would not help: it waits for somebody to look."""
         value = self._link.read("HGET", self._link.base + b"x:" + id.encode(), "c")
-        control = format.control_from(id, value)
+        try:
+            control = wire.control_from(id, value or b"")
+        except wire.DamagedError:  # another claimer has it by now; so will the repair
+            return
         head = Head(
             state=ExecutionState.BLOCKED,
             fence=fence,
@@ -155,28 +165,28 @@ class RedisBackend(StoreBackend):
         self.commit([Save(id=id, head=head)])
 
     def _repair(self, id: str) -> None:
-        """Give an execution a sound control record again, from its head and its place in the listing; nobody owns it."""
-        raw = self._link.read("HMGET", self._link.base + b"x:" + id.encode(), "c", "h", "d")
-        control, head, definition = raw
+        """Give an execution a sound control record again, from its head or its place in the listing. Nobody owns it."""
+        key = self._link.base + b"x:" + id.encode()
+        control, head, definition = self._link.read("HMGET", key, "c", "h", "d")
         try:
-            record = format.index_record(format.definition_from(id, definition))
-        except format.DamagedError:
+            record = wire.index_record(wire.definition_from(id, definition))
+        except wire.DamagedError:
             self._log.warning("store.unreadable", execution=id)
             return
         self._reader.quarantine(id, {"control": control})
-        rest = format.control_from_head(id, head)
+        rest = wire.control_from_head(id, head)
         state = "-" if rest is None else rest.state.value
         revision, seq, wake = (0, 0, "0") if rest is None else (rest.revision, rest.seq, rest.wake)
         self._link.repeated("repair", id, control, revision, f"{seq} {state} {wake}", record)
 
     def register(self, owner: Owner, ttl: float) -> None:
-        self._link.repeated("owners", "register", format.owner_name(owner.id)[1:], ttl, format.owner_bytes(owner))
+        self._link.repeated("owners", "register", wire.owner_name(owner.id)[1:], ttl, wire.owner_bytes(owner))
 
     def renew(self, owner: str, ttl: float) -> bool:
-        return bool(self._link.repeated("owners", "renew", format.owner_name(owner)[1:], ttl))
+        return bool(self._link.repeated("owners", "renew", wire.owner_name(owner)[1:], ttl))
 
     def unregister(self, owner: str) -> None:
-        self._link.repeated("owners", "unregister", format.owner_name(owner)[1:])
+        self._link.repeated("owners", "unregister", wire.owner_name(owner)[1:])
 
     def delete(self, ids: Sequence[str]) -> list[bool]:
         found: list[bool] = []
@@ -207,12 +217,12 @@ class RedisBackend(StoreBackend):
         return self._reader.messages(id)
 
     def pending(self, owner: str) -> list[str]:
-        found = self._link.read("SMEMBERS", self._link.base + b"i:mail:" + format.owner_name(owner))
+        found = self._link.read("SMEMBERS", self._link.base + b"i:mail:" + wire.owner_name(owner))
         return sorted(id.decode() for id in found)
 
     def owners(self) -> list[Owner]:
         flat = self._link.repeated("owners", "list", "")
-        return [format.owner_from(flat[n], flat[n + 1], float(flat[n + 2])) for n in range(0, len(flat), 3)]
+        return [wire.owner_from(flat[n], flat[n + 1], float(flat[n + 2])) for n in range(0, len(flat), 3)]
 
     def next_due(self) -> float | None:
         found = self._link.repeated("due")
@@ -233,10 +243,10 @@ class RedisBackend(StoreBackend):
 class RedisCheckpointStore(CheckpointStore):
     """Executions in Redis (6.2 and up) or Valkey, for many processes on many machines.
 
-    Give a URL (`redis://`, `rediss://`, `unix://`) or a client of redis-py, which is then yours to close. `prefix` keeps
-    several stores on one server apart. `finished_ttl` removes executions that many seconds after they finished; without
-    it they stay until `gc` or `delete`. What waits, is paused or runs never expires. `timeout` and `connect_timeout`
-    are seconds, and `max_connections` bounds the pool; a client brings its own.
+    Give a URL (`redis://`, `rediss://`, `unix://`) or a client of redis-py, which is then yours to close. `prefix`
+    keeps several stores on one server apart. `finished_ttl` removes executions that many seconds after they finished;
+    without it they stay until `gc` or `delete`. What waits, is paused or runs never expires. `timeout` and
+    `connect_timeout` are seconds, and `max_connections` bounds the pool; a client brings its own.
 
     The server decides what an acknowledged write is worth: with `appendonly yes` and `appendfsync always` it is on its
     disk. With less, or with a `maxmemory-policy` other than `noeviction`, writes can be lost, and opening the store
@@ -262,12 +272,12 @@ class RedisCheckpointStore(CheckpointStore):
 
 
 def _claim_arguments(claim: Claim) -> list[Any]:
-    args: list[Any] = [format.owner_name(claim.owner), repr(claim.now), claim.limit]
+    args: list[Any] = [wire.owner_name(claim.owner), repr(claim.now), claim.limit]
     args += _list([state.value for state in sorted(claim.states)])
     args += _list(claim.ids)
-    args += _list(None if claim.workflows is None else [format.named(name) for name in sorted(claim.workflows)])
-    args += _list(None if claim.queues is None else [format.named(name) for name in sorted(claim.queues)])
-    args += _list([format.owner_name(owner) for owner in sorted(claim.dead)])
+    args += _list(None if claim.workflows is None else [wire.named(name) for name in sorted(claim.workflows)])
+    args += _list(None if claim.queues is None else [wire.named(name) for name in sorted(claim.queues)])
+    args += _list([wire.owner_name(owner) for owner in sorted(claim.dead)])
     return args
 
 

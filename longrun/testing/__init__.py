@@ -9,13 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from longrun.testing.clock import ManualClock as ManualClock
     from longrun.testing.conformance import StoreConformance as StoreConformance
 
 _HOMES = {
+    "ManualClock": "longrun.testing.clock",
     "StoreConformance": "longrun.testing.conformance",
 }
 
-__all__ = ["StoreConformance"]
+__all__ = ["ManualClock", "StoreConformance"]
 
 
 def __getattr__(name: str) -> Any:

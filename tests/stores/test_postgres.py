@@ -1,23 +1,287 @@
-"""The PostgreSQL store keeps the contract, from a URL and from a pool that the application has."""
+"""The PostgreSQL store keeps the contract, from a URL and from a pool; and what it says when it cannot be used."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
 
+import psycopg
 import psycopg_pool
 import pytest
 
-from longrun.stores.postgres import PostgresCheckpointStore
+from longrun.errors import (
+    LongrunError,
+    NewerFormatError,
+    NotStorableError,
+    StoreSettingsError,
+    StoreUnavailableError,
+)
+from longrun.stored import Query
+from longrun.stores._postgres import migrations
+from longrun.stores.postgres import PostgresBackend, PostgresCheckpointStore
 from longrun.stores.store import CheckpointStore
 from longrun.testing import StoreConformance
+from longrun.testing.conformance_base import created, done, loaded, opened
+from longrun.testing.conformance_messages import MessageContract
+from longrun.testing.conformance_write import SaveContract
+from longrun.testing.samples import change, claim, create, owned, send, step
 from tests.servers import PostgresServer, Source
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def server_url(postgres_server: PostgresServer | Source) -> str:
+    assert postgres_server.url is not None
+    return postgres_server.url
 
 
 class TestPostgresStore(StoreConformance):
     @pytest.fixture(autouse=True)
-    def place(self, postgres_server: PostgresServer | Source, postgres_schema: str) -> None:
-        assert postgres_server.url is not None
-        self.url, self.schema = postgres_server.url, postgres_schema
+    def place(self, server_url: str, postgres_schema: str) -> None:
+        self.url, self.schema = server_url, postgres_schema
 
     def make_store(self) -> CheckpointStore:
         return PostgresCheckpointStore(self.url, schema=self.schema)
+
+
+class TestPostgresStoreOnAPool(SaveContract, MessageContract):
+    """An application's own pool, with its own habits: transactions by default, and only one connection."""
+
+    @pytest.fixture(autouse=True)
+    def place(self, server_url: str, postgres_schema: str) -> Iterator[None]:
+        self.schema = postgres_schema
+        with psycopg_pool.ConnectionPool(server_url, min_size=1, max_size=1, open=True) as self.pool:
+            yield
+
+    def make_store(self) -> CheckpointStore:
+        return PostgresCheckpointStore(self.pool, schema=self.schema)
+
+    def test_connections_are_given_back_as_they_were(self) -> None:
+        with opened(PostgresBackend(self.pool, schema=self.schema)) as backend:
+            created(backend, create("a"))
+            backend.claim(claim())
+            assert [one.definition.id for one in backend.find(Query())] == ["a"]
+        with self.pool.connection() as connection:
+            assert connection.autocommit is False
+            assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        assert not self.pool.closed
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["postgres//me:s3cret@host/db", "postgresql://me:s3cret@[host/db", "password=s3cret x"])
+def test_a_bad_url_is_refused_without_showing_its_password(url: str) -> None:
+    with pytest.raises(StoreSettingsError) as caught:
+        PostgresCheckpointStore(url)
+    error: BaseException | None = caught.value
+    assert "URL" in str(error)
+    while error is not None:
+        assert "s3cret" not in repr(error)
+        error = error.__cause__
+
+
+def test_an_unreachable_server_is_said_without_the_password(tmp_path: Path) -> None:
+    backend = PostgresBackend(f"postgresql://me:s3cret@/db?host={quote(str(tmp_path))}")
+    with pytest.raises(StoreUnavailableError) as caught:
+        backend.open()
+    assert isinstance(caught.value.__cause__, psycopg.OperationalError)
+    assert "s3cret" not in f"{caught.value} {caught.value.__cause__} {backend!r}"
+    assert "me@" in repr(backend)
+
+
+def test_a_wrong_password_is_refused_and_never_shown(disposable_postgres: PostgresServer) -> None:
+    with psycopg.connect(disposable_postgres.url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE careful LOGIN PASSWORD 'right'")
+        hba = disposable_postgres.directory / "data" / "pg_hba.conf"
+        hba.write_text("local all careful scram-sha-256\nlocal all all trust\n")
+        connection.execute("SELECT pg_reload_conf()")
+    url = disposable_postgres.url.replace("postgres@", "careful:wr0ng@", 1)
+    backend = PostgresBackend(url)
+    with pytest.raises(StoreUnavailableError, match="careful") as caught:
+        backend.open()
+    assert "wr0ng" not in f"{caught.value} {caught.value.__cause__!r} {backend!r}"
+
+
+@pytest.mark.parametrize("schema", ["", "a b", 'x"; DROP', "pg_temp", "1a", "x" * 64, "é", "a.b"])
+def test_a_schema_that_is_no_plain_name_is_refused(schema: str) -> None:
+    with pytest.raises(StoreSettingsError, match="schema="):
+        PostgresCheckpointStore("postgresql:///x", schema=schema)
+
+
+def test_what_is_neither_url_nor_pool_is_refused(server_url: str) -> None:
+    pool = psycopg_pool.AsyncConnectionPool(server_url, open=False)
+    for source in (None, 7, pool):
+        with pytest.raises(StoreSettingsError, match="ConnectionPool"):
+            PostgresBackend(source)  # type: ignore[arg-type]  # that is the point
+
+
+def test_without_the_driver_one_line_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from longrun.errors import MissingExtraError\n"
+        "try:\n    import longrun.stores.postgres\n"
+        "except MissingExtraError as error:\n    print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "pip install 'longrun[postgres]'" in result.stdout
+
+
+def test_doctor_facts_name_the_place_and_no_password(server_url: str, postgres_schema: str) -> None:
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        facts = backend.describe()
+    assert facts["schema"] == postgres_schema
+    assert facts["synchronous_commit"] == "on"
+    assert {"server", "fsync", "place"} <= set(facts)
+
+
+# --- the schema -----------------------------------------------------------------------------------------------------
+
+
+def execute(url: str, statement: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+def test_a_missing_schema_is_created(server_url: str, postgres_schema: str) -> None:
+    execute(server_url, f"DROP SCHEMA {postgres_schema}")
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        created(backend, create("a"))
+
+
+def test_two_schemas_in_one_database_are_two_stores(server_url: str, postgres_schema: str) -> None:
+    other = f"{postgres_schema}_b"[:63]
+    try:
+        with (
+            opened(PostgresBackend(server_url, schema=postgres_schema)) as one,
+            opened(PostgresBackend(server_url, schema=other)) as two,
+        ):
+            created(one, create("a"))
+            created(two, create("a", data=b"two"))
+            assert loaded(one, "a").boundary.data == b"state 1"
+            assert two.wait(0.2) is False
+    finally:
+        execute(server_url, f"DROP SCHEMA IF EXISTS {other} CASCADE")
+
+
+def test_a_newer_schema_is_refused(server_url: str, postgres_schema: str) -> None:
+    """I14."""
+    with opened(PostgresBackend(server_url, schema=postgres_schema)):
+        pass
+    execute(server_url, f"INSERT INTO {postgres_schema}.longrun_version (version, name) VALUES (99, 'future')")
+    with pytest.raises(NewerFormatError, match="99"):
+        PostgresBackend(server_url, schema=postgres_schema).open()
+
+
+def test_somebody_elses_tables_are_left_alone(server_url: str, postgres_schema: str) -> None:
+    execute(server_url, f"CREATE TABLE {postgres_schema}.messages (mine text)")
+    with pytest.raises(StoreSettingsError, match="messages"):
+        PostgresBackend(server_url, schema=postgres_schema).open()
+    with psycopg.connect(server_url) as connection:
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (postgres_schema,))
+        assert tables.fetchall() == [("messages",)]
+
+
+def test_a_schema_that_lost_a_table_is_refused(server_url: str, postgres_schema: str) -> None:
+    with opened(PostgresBackend(server_url, schema=postgres_schema)):
+        pass
+    execute(server_url, f"DROP TABLE {postgres_schema}.blobs")
+    with pytest.raises(StoreSettingsError, match="blobs"):
+        PostgresBackend(server_url, schema=postgres_schema).open()
+
+
+def test_every_table_of_the_migrations_is_known(server_url: str, postgres_schema: str) -> None:
+    with opened(PostgresBackend(server_url, schema=postgres_schema)):
+        pass
+    with psycopg.connect(server_url) as connection:
+        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (postgres_schema,))
+        assert {name for (name,) in found} == {*migrations.TABLES, migrations.VERSION_TABLE}
+
+
+def test_several_processes_migrate_at_once(server_url: str, postgres_schema: str) -> None:
+    code = (
+        "import sys; from longrun.stores.postgres import PostgresBackend\n"
+        "backend = PostgresBackend(sys.argv[1], schema=sys.argv[2]); print('ready', flush=True); sys.stdin.readline()\n"
+        "backend.open(); backend.ping(); backend.close()\n"
+    )
+    command = [sys.executable, "-c", code, server_url, postgres_schema]
+    pipe = subprocess.PIPE
+    processes = [subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe) for _ in range(3)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+    for process in processes:
+        _, problems = process.communicate(b"\n", timeout=60)
+        assert (process.returncode, problems) == (0, b"")
+    with psycopg.connect(server_url) as connection:
+        versions = connection.execute(f"SELECT version FROM {postgres_schema}.longrun_version".encode()).fetchall()
+    assert versions == [(1,)]
+
+
+# --- values and servers ---------------------------------------------------------------------------------------------
+
+
+def test_a_value_that_postgresql_cannot_hold_is_refused_alone(server_url: str, postgres_schema: str) -> None:
+    """A NUL or half a character in a name spoils its statement, not the batch."""
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        a, b = owned("a"), owned("b")
+        created(backend, a, b)
+        head = a.head
+        for field, value in (("signal", "nul \0"), ("signal", "half \ud800"), ("step", 2**80)):
+            good, bad = step("a", head), change("b", b.head, head_fields={field: value})
+            answers = backend.commit([good, bad, send("a")])
+            assert isinstance(answers[1], NotStorableError)
+            assert (answers[0], type(answers[2])) == (None, int)
+            assert (loaded(backend, "a").head, loaded(backend, "b").head) == (good.head, b.head)
+            head = good.head
+
+
+def test_free_text_may_hold_anything(server_url: str, postgres_schema: str) -> None:
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        new = owned("a", metadata={"odd \0": "\0 \ud800", "nan": float("inf")})
+        created(backend, new)
+        done(backend, change("a", new.head, head_fields={"error": "bad \0 \udcff file", "note": "\0"}))
+        found = loaded(backend, "a")
+        assert found.definition.metadata == new.definition.metadata
+        assert found.head.error == "bad \\x00 \\udcff file"
+        assert [one.definition.id for one in backend.find(Query(metadata={"odd \0": "\0 \ud800"}))] == ["a"]
+
+
+def test_a_server_that_only_reads_refuses_writes_and_shows_everything(server_url: str, postgres_schema: str) -> None:
+    """I10."""
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        created(backend, create("a"))
+    joint = "&" if "?" in server_url else "?"
+    url = f"{server_url}{joint}options={quote('-c default_transaction_read_only=on')}"
+    with opened(PostgresBackend(url, schema=postgres_schema)) as backend:
+        with pytest.raises(StoreUnavailableError, match="read-only") as caught:
+            backend.commit([create("b")])
+        assert isinstance(caught.value.__cause__, psycopg.errors.ReadOnlySqlTransaction)
+        execute(server_url, f"UPDATE {postgres_schema}.heads SET step = 7")
+        found = backend.load("a")
+        assert found is not None
+        assert found.damage
+
+
+async def test_the_async_face_closes_everything(server_url: str, postgres_schema: str, anyio_backend: str) -> None:
+    name = f"lr{threading.get_ident()}"
+    joint = "&" if "?" in server_url else "?"
+    store = PostgresCheckpointStore(f"{server_url}{joint}application_name={name}", schema=postgres_schema)
+    async with store:
+        assert await store.create(create("a")) is True
+        assert await store.exists("a")
+    with psycopg.connect(server_url) as connection:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+        for _ in range(1000):  # the server notices a moment later
+            if connection.execute(query, (name,)).fetchone() == (0,):
+                break
+            connection.rollback()
+        else:
+            pytest.fail("connections are left")
+    with pytest.raises(LongrunError):
+        await store.create(create("b"))

@@ -119,23 +119,27 @@ async def test_replacing_compares_the_revision(engine: sqlalchemy.Engine) -> Non
     assert await tasks.delete_task("a", expected_revision=2) is True
 
 
-async def test_of_many_at_once_each_is_answered_for_itself(engine: sqlalchemy.Engine) -> None:
-    """They share transactions; those that do not fit do not take the others down with them."""
+@pytest.mark.parametrize("stale", ["stale-insert", "stale-update"])
+async def test_of_many_at_once_each_is_answered_for_itself(engine: sqlalchemy.Engine, stale: str) -> None:
+    """They share transactions; one that does not fit does not take the others down with it, nor is it taken along."""
     tasks = SQLAlchemyTaskStore(engine)
-    await tasks.save_task(record("old-3"))
     answers: dict[str, bool] = {}
 
-    async def replace(id: str, expected: int | None, revision: int) -> None:
-        answers[f"{id} {expected}"] = await tasks.replace_task(record(id, revision), expected_revision=expected)
+    async def replace(id: str, expected: int | None) -> None:
+        new = record(id, 1 if expected is None else expected + 1)
+        answers[id] = await tasks.replace_task(new, expected_revision=expected)
 
+    for id in ("old-1", "old-2", "stale-insert", "stale-update"):
+        await tasks.save_task(record(id))
     async with anyio.create_task_group() as group:
-        for n in range(8):
-            group.start_soon(replace, f"new-{n}", None, 1)
-            group.start_soon(replace, f"old-{n}", 1, 2)
-        group.start_soon(replace, "new-3", None, 7)
-    fitted = {f"new-{n} None" for n in range(8) if n != 3} | {"old-3 1"}
-    assert {name for name, done in answers.items() if done} - {"new-3 None"} == fitted
-    assert len(await tasks.list_tasks()) == 9
+        for id in ("new-1", "new-2"):
+            group.start_soon(replace, id, None)
+        for id in ("old-1", "old-2"):
+            group.start_soon(replace, id, 1)
+        group.start_soon(replace, stale, None if stale == "stale-insert" else 7)
+    assert answers == {"new-1": True, "new-2": True, "old-1": True, "old-2": True, stale: False}
+    revisions = {one.id: one.revision for one in await tasks.list_tasks()}
+    assert revisions == {"new-1": 1, "new-2": 1, "old-1": 2, "old-2": 2, "stale-insert": 1, "stale-update": 1}
 
 
 async def test_of_those_who_expect_the_same_revision_one_succeeds(engine: sqlalchemy.Engine) -> None:

@@ -434,7 +434,7 @@ def test_a_listing_shows_what_is_damaged_beside_the_others(path: Path, backend: 
 def test_no_flipped_byte_goes_unnoticed(path: Path, backend: SQLiteBackend, table: str, column: str) -> None:
     """I5: every byte of what a step writes."""
     walk(backend)
-    where = "execution = 1" if table == "head" else "rowid = (SELECT max(rowid) FROM {})".format(table)  # noqa: UP032
+    where = "execution = 1" if table == "head" else f"rowid = (SELECT max(rowid) FROM {table})"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         (value,) = connection.execute(f"SELECT CAST({column} AS BLOB) FROM {table} WHERE {where}").fetchone()
         cast = "CAST(? AS TEXT)" if column == "words" else "?"
@@ -493,7 +493,7 @@ def test_what_a_killed_process_had_acknowledged_is_there(path: Path, backend: SQ
         assert found is not None
         assert seen[-1] <= found.head.revision <= seen[-1] + 1
         assert found.boundary.seq == found.head.seq == found.head.revision + 1
-        (given,) = backend.claim(claim("me", dead=frozenset({f"owner-{id}"})))
+        (given,) = backend.claim(claim("me", ids=(id,), dead=frozenset({f"owner-{id}"})))
         assert given.head.fence == 2
 
 
@@ -511,29 +511,37 @@ def test_processes_that_write_at_once_all_succeed(path: Path, backend: SQLiteBac
     assert backend.count(Query(owned=False)) == {ExecutionState.RUNNING: 60}
 
 
+FORKING = """
+import os, sys
+from pathlib import Path
+from longrun.stores._sqlite.file import FileLock
+with FileLock(Path(sys.argv[1])).held(1):
+    if os.fork() == 0:
+        print("forked", flush=True)
+        sys.stdin.read()
+    os._exit(0)
+"""
+
+
 def test_a_forked_child_does_not_keep_the_lock(path: Path) -> None:
-    """It inherits the descriptor; held there, the lock would outlive the process that took it."""
-    lock, again = FileLock(path), FileLock(path)
-    reader, writer = os.pipe()
-    with lock.held(1):
-        pid = os.fork()
-        if pid == 0:
-            os.read(reader, 1)
-            os._exit(0)
-        lock.close()
-    try:
-        with again.held(1):
-            pass
-    finally:
-        os.write(writer, b"x")
-        os.waitpid(pid, 0)
-        again.close()
-        os.close(reader)
-        os.close(writer)
+    """It inherits the descriptor; left open there, the lock would outlive the process that took it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING, str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as parent:  # fmt: skip
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "forked\n"
+        assert parent.wait(30) == 0
+        lock = FileLock(path)
+        try:
+            with lock.held(5):
+                pass
+        finally:
+            lock.close()
 
 
 def test_folding_the_log_keeps_everything(path: Path, backend: SQLiteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The WAL is folded back between commits, beside a reader that holds an old snapshot, and does not grow for ever."""
+    """The WAL is folded back between commits, past a reader with an old snapshot, and does not grow for ever."""
     monkeypatch.setattr("longrun.stores.sqlite.FOLD_AFTER", 50)
     new = owned("a")
     backend.commit([new])

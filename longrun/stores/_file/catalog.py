@@ -172,6 +172,14 @@ class Catalog:
             self.finished.pop(stem, None)
             self.mine.discard(stem)
 
+    def moved(self, entry: Entry) -> None:
+        """Its journal left live/, unless it changed hands meanwhile."""
+        with self.lock:
+            if self.entries.by_stem.get(entry.stem) is entry:
+                self.forget(entry.stem)
+            elif self.finished.get(entry.stem) is entry:
+                del self.finished[entry.stem]
+
     def saved(self, journal: Journal, head: Head, mail: Mail) -> None:
         """This process wrote a journal that it owns. The caller holds the lock."""
         entry = self.entries.by_stem.get(journal.stem)

@@ -7,6 +7,7 @@ taken back by removing N+1 before anybody was told of it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 import attrs
@@ -95,7 +96,9 @@ class Claims:
     def _take_all(self, entries: list[Entry], claim: Claim) -> list[Loaded]:
         taken: list[_Taken] = []
         try:
-            taken += [one for entry in entries if (one := self._take(entry, claim)) is not None]
+            ended = any(entry.head.state.finished for entry in entries)
+            with self._place.locked(shared=True) if ended else contextlib.nullcontext():
+                taken += [one for entry in entries if (one := self._take(entry, claim)) is not None]
             self._writes.crew.run(_Taken.sync, taken)
             if taken:
                 self._place.live.sync()

@@ -77,7 +77,8 @@ class Contents:
     definition: Definition | None = None
     born: str = ""
     steps: tuple[str, ...] | None = None
-    head: Head | None = None
+    _head: Head | None = None
+    _head_form: dict[str, Any] | None = None
     rows: dict[int, dict[str, Any]] = attrs.field(factory=dict)
     """Every boundary in the journal, without its state."""
     states: dict[int, bytes] = attrs.field(factory=dict)
@@ -99,6 +100,17 @@ class Contents:
     staged_entries: dict[str, bytes] = attrs.field(factory=dict)
     lost: set[int] = attrs.field(factory=set)
     """Numbers whose state should be there and is not."""
+
+    @property
+    def head(self) -> Head | None:
+        """Built when it is asked for: of all heads in a journal only the last one counts."""
+        if self._head_form is not None:
+            self._head, self._head_form = head_from(self._head_form), None
+        return self._head
+
+    @head.setter
+    def head(self, head: Head) -> None:
+        self._head, self._head_form = head, None
 
     # one line after another
 
@@ -128,7 +140,7 @@ class Contents:
         else:
             self.saves += 1
             self.told = []
-        head = self.head = head_from(fields["head"])
+        self._head_form = fields["head"]
         for name, place in fields.get("blobs", {}).items():
             if place != -1:
                 self.blobs[name] = payloads[place]
@@ -150,7 +162,7 @@ class Contents:
         for name in fields.get("drop_blobs", ()):
             self.blobs.pop(name, None)
         self.mail = mail_from(fields)
-        if head.state in CLEARED:
+        if fields["head"]["state"] in CLEARED:
             self.entries.clear()
         self.staged_states, self.staged_blobs, self.staged_entries = {}, {}, {}
 
@@ -181,7 +193,8 @@ class Contents:
     def strip(self, keep_from: int) -> None:
         for seq in [seq for seq in self.states if seq < keep_from]:
             del self.states[seq]
-        self.lost = {seq for seq in self.lost if seq >= keep_from}
+        if self.lost:
+            self.lost = {seq for seq in self.lost if seq >= keep_from}
 
     # what came out
 
@@ -189,13 +202,14 @@ class Contents:
         return seq in self.states and all(name in self.blobs for name in self.rows[seq].get("blobs", ()))
 
     def newest(self) -> int | None:
-        return max((seq for seq in self.states if self.readable(seq)), default=None)
+        return next((seq for seq in sorted(self.states, reverse=True) if self.readable(seq)), None)
 
     def found(self) -> tuple[Head, Definition]:
         """Head and definition, without the steps; `CorruptDataError` if they cannot be read."""
-        if self.definition is None or self.head is None or self.steps is None:
+        head = self.head
+        if self.definition is None or head is None or self.steps is None:
             raise CorruptDataError(f"execution {self.id!r}", "; ".join(["nothing of it is readable", *self.damage]))
-        return self.head, self.definition
+        return head, self.definition
 
     def settle(self) -> None:
         """Move the head back to the newest readable boundary, where damage makes that necessary."""
@@ -229,7 +243,7 @@ class Contents:
         boundary = self.boundary(self.newest() or 0)
         waiting = tuple([message for message in messages if self.mail.waits(message.id)])
         return Loaded(
-            definition=attrs.evolve(definition, steps=self.steps),
+            definition=attrs.evolve(definition, steps=self.steps or ()),
             head=woken_head(head, bool(waiting)),
             boundary=boundary,
             blobs={name: self.blobs[name] for name in boundary.blobs},
@@ -333,11 +347,11 @@ def _add_rest(save: Save, mail: Mail, fields: dict[str, Any]) -> None:
 
 
 def snapshot_lines(identity: Identity, contents: Contents, n: int) -> list[bytes]:
-    """Everything of an execution, each kept state and blob in a line of its own, so that one can break alone."""
+    """Everything of an execution, as three lines; large states and blobs have one of their own each."""
     head, definition = contents.found()
-    definition = attrs.evolve(definition, steps=contents.steps)
+    definition = attrs.evolve(definition, steps=contents.steps or ())
     found = first_lines(identity, definition, contents.born, n)
-    payloads = _Payloads(identity, n + len(found), 0)
+    payloads = _Payloads(identity, n + len(found), INLINE_LIMIT)
     fields: dict[str, Any] = {"kind": "save", "whole": True, "head": head_form(head)}
     rows: list[dict[str, Any]] = []
     for seq in sorted(contents.rows):
@@ -349,7 +363,6 @@ def snapshot_lines(identity: Identity, contents: Contents, n: int) -> list[bytes
     fields["blobs"] = {
         name: payloads.add(data, {"kind": "blob", "name": name}) for name, data in contents.blobs.items()
     }
-    payloads.room = INLINE_LIMIT
     fields["put"] = {key: payloads.add(data, {"kind": "entry", "key": key}) for key, data in contents.entries.items()}
     if contents.mail.upto or contents.mail.more:
         fields["mail"] = contents.mail.form

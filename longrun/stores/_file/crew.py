@@ -19,7 +19,7 @@ class Crew:
     """The caller works too; for a single item no thread is needed at all."""
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(SIZE - 1, thread_name_prefix="longrun-file-sync")  # threads start when needed
 
     def run(self, function: Callable[[T], object], items: Sequence[T]) -> None:
         """Call `function` with each item, several at a time. If a call raises, so does this, when all have ended."""
@@ -29,8 +29,6 @@ class Crew:
             self._run(function, items)
 
     def _run(self, function: Callable[[T], object], items: Sequence[T]) -> None:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(SIZE - 1, thread_name_prefix="longrun-file-sync")
         todo = deque(items)
 
         def work() -> None:
@@ -50,6 +48,4 @@ class Crew:
             other.result()
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        self._pool.shutdown()

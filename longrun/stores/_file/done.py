@@ -15,10 +15,11 @@ import attrs
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
 from longrun.stored import Definition, Head, Query, Stored
+from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import read_range, write_all
 from longrun.stores._file.entries import Entry, matches
 from longrun.stores._file.forms import definition_form, definition_from, head_form, head_from
-from longrun.stores._file.journal import Spot, read_spot, read_summary, remove_older, signpost
+from longrun.stores._file.journal import Spot, read_spot, read_summary, remove_between, remove_locked, signpost
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, identity_of, pack, unpack_any
 from longrun.stores._file.place import FINISHED_INDEX, Place, done_inbox_name, done_name, journal_name, stem_of
 
@@ -124,14 +125,12 @@ class Finished:
             place.disk.close(fd)
 
     def _mend(self) -> None:
-        """Make a damaged or missing index anew, unless another process moves journals just now."""
+        """Make a damaged or missing index anew."""
         with self._lock:
             self._refresh()
             broken = self._broken
         if broken:
-            with self._place.locked(wait=False) as mine:
-                if mine:
-                    self.tidy()
+            self.tidy()
 
     def _take_in(self, data: bytes) -> None:
         position = 0
@@ -158,7 +157,7 @@ class Finished:
         queue = self._names.setdefault(definition.queue, definition.queue)
         self._rows[id] = Row(id, definition.created, head.state, head.ended, workflow, queue, start, size)
 
-    # writing, under the place's lock
+    # writing
 
     def add(self, ended: Iterable[Entry]) -> None:
         self._append([_line(entry.definition, entry.born, entry.gen, entry.head) for entry in ended])
@@ -170,7 +169,7 @@ class Finished:
         if not lines:
             return
         place = self._place
-        fd, new = place.top.open_or_create(FINISHED_INDEX)
+        fd = place.open_locked(place.top, FINISHED_INDEX)
         try:
             size = place.disk.fstat(fd).st_size
             if size and place.disk.pread(fd, 1, size - 1) != b"\n":
@@ -179,27 +178,30 @@ class Finished:
             place.disk.fdatasync(fd)
         finally:
             place.disk.close(fd)
-        if new:
+        if size == 0:
             place.top.sync()
 
     def tidy(self) -> None:
         """Write the index anew where much of it is of no use any more, or where a line of it was damaged."""
+        place = self._place
         with self._lock:
             self._refresh()
             if self._gone <= GONE_LIMIT + len(self._rows) and not self._broken:
                 return
-            lines = self._good_lines()
-            known = {stem_of(id) for id in lines}
-            for name in self._place.done.names():
-                stem = name.removesuffix(".jsonl")
-                if name.endswith(".jsonl") and stem not in known:
-                    for id, line in self._from_journal(stem):
-                        lines[id] = line
-            temporary, fd = self._place.temporary(b"".join(lines.values()), sync=True)
-            self._place.disk.close(fd)
-            self._place.replace(temporary, self._place.top, FINISHED_INDEX)
-            self._place.top.sync()
-            self._ino = -1
+            fd = place.open_locked(place.top, FINISHED_INDEX)
+            try:
+                self._refresh()
+                lines = self._good_lines()
+                known = {stem_of(id) for id in lines}
+                for name in place.done.names():
+                    if name.endswith(".jsonl") and name.removesuffix(".jsonl") not in known:
+                        lines.update(self._from_journal(name.removesuffix(".jsonl")))
+                temporary, new = place.temporary(b"".join(lines.values()), sync=True)
+                place.disk.close(new)
+                place.replace(temporary, place.top, FINISHED_INDEX)
+                place.top.sync()
+            finally:
+                place.disk.close(fd)
             self._refresh()
             self._broken = False
 
@@ -255,40 +257,57 @@ def _only_rows(query: Query) -> bool:
     )
 
 
-# moving, under the place's lock
+# moving
 
 
-def move_away(place: Place, finished: Finished, ended: Iterable[Entry]) -> list[Entry]:
-    """Move journals of finished executions to done/; those that moved. One in use stays for another time."""
-    ready = [entry for entry in ended if place.live.stat(journal_name(entry.stem, entry.gen + 1)) is None]
-    alone = remove_older(place, [(entry.id, entry.gen) for entry in ready])
-    ready = [entry for entry in ready if entry.id in alone]
-    finished.add(ready)
-    moved = [entry for entry in ready if _move(place, entry)]
-    if moved:
-        place.done.sync()
-    for entry in moved:
-        if entry.gen > 0:
-            place.live.remove(journal_name(entry.stem, 0))
-    return moved
+def move_away(place: Place, crew: Crew, finished: Finished, ended: Iterable[Entry]) -> list[Entry]:
+    """Move journals of finished executions to done/; those that moved. One in use stays for another time.
+
+    The new name is durable before any old one goes; old generations go before the newest leaves live/. The lock is
+    held for the removal alone: whoever creates an id or sends to it holds it too, and sees the journal in one place or
+    in both."""
+    moves = [_Move(place, entry) for entry in ended]
+    finished.add([move.entry for move in moves])
+    crew.run(_Move.link, moves)
+    place.done.sync()
+    with place.locked():
+        crew.run(_Move.unlink, [move for move in moves if move.linked])
+    return [move.entry for move in moves if move.moved]
 
 
-def _move(place: Place, entry: Entry) -> bool:
-    name = journal_name(entry.stem, entry.gen)
-    try:
-        fd = place.live.open(name)
-    except FileNotFoundError:
-        return False
-    try:
-        if not place.disk.lock(fd, wait=False):
-            return False
+@attrs.define(eq=False)
+class _Move:
+    place: Place
+    entry: Entry
+    linked: bool = False
+    moved: bool = False
+
+    def link(self) -> None:
+        place, stem = self.place, self.entry.stem
+        live, done = journal_name(stem, self.entry.gen), done_name(stem)
+        if (status := place.live.stat(live)) is None:
+            return
+        there = place.done.stat(done)
+        if there is not None and there.st_ino != status.st_ino:
+            place.done.remove(done)  # left by a crash on the way back; the one in live/ counts
+        if there is None or there.st_ino != status.st_ino:
+            try:
+                place.disk.link(live, done, place.live.fd, place.done.fd)
+            except (FileExistsError, FileNotFoundError):
+                return  # another process moves it
+        self.linked = True
+
+    def unlink(self) -> None:
+        place, entry = self.place, self.entry
+        if place.live.stat(journal_name(entry.stem, entry.gen + 1)) is not None:
+            place.done.remove(done_name(entry.stem))  # it was claimed for a retry in this moment
+            return
+        if not remove_between(place, entry.stem, entry.gen):
+            return
         inbox = f"{entry.stem}.jsonl"
         if place.inbox.stat(inbox) is not None:
             place.disk.rename(inbox, done_inbox_name(entry.stem), place.inbox.fd, place.done.fd)
-        place.disk.rename(name, done_name(entry.stem), place.live.fd, place.done.fd)
-    finally:
-        place.disk.close(fd)
-    return True
+        self.moved = remove_locked(place, entry.stem, entry.gen)
 
 
 def bring_back(place: Place, finished: Finished, id: str, gen: int) -> None:

@@ -6,6 +6,8 @@ Place in the life of an execution: checkpoint.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -16,31 +18,50 @@ from longrun.stored import EMPTY, Boundary, Definition, Head, Message
 _STATES = {state.value: state for state in ExecutionState}
 
 
-def _defaults(kind: type, *without: str) -> tuple[tuple[str, Any], ...]:
-    return tuple((one.name, one.default) for one in attrs.fields(kind) if one.name not in without)
+class _Fields:
+    """The fields of a record, and which values need not be written."""
+
+    def __init__(self, kind: type, *without: str) -> None:
+        found = [one for one in attrs.fields(kind) if one.name not in without]
+        self._names = tuple([one.name for one in found])
+        self._defaults = tuple([one.default for one in found])
+        self._values = attrgetter(*self._names)
+
+    def plain(self, record: object) -> dict[str, Any]:
+        triples = zip(self._names, self._values(record), self._defaults, strict=True)
+        return {name: value for name, value, default in triples if value != default}
 
 
-_HEAD = _defaults(Head)
-_DEFINITION = _defaults(Definition, "steps", "id")
-_BOUNDARY = _defaults(Boundary, "data", "blobs")
-_MESSAGE = _defaults(Message, "payload", "options", "id")
-
-
-def _plain(record: object, fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    return {name: value for name, default in fields if (value := getattr(record, name)) != default}
+_HEAD = _Fields(Head)
+_DEFINITION = _Fields(Definition, "steps", "id")
+_BOUNDARY = _Fields(Boundary, "data", "blobs")
+_MESSAGE = _Fields(Message, "payload", "options", "id")
+_TIMES = ("started", "updated", "ended", "due", "progress", "done", "of")
 
 
 def head_form(head: Head) -> dict[str, Any]:
-    return _plain(head, _HEAD)
+    form = _HEAD.plain(head)
+    if not isfinite(head.updated + head.progress + head.done + (head.of or 0.0) + (head.due or 0.0)):
+        _spell_out(form)
+    return form
+
+
+def _spell_out(form: dict[str, Any]) -> None:
+    """JSON has no infinity: such a number is written as text, and listed under `odd`."""
+    odd = [name for name in _TIMES if name in form and form[name] is not None and not isfinite(form[name])]
+    form.update({name: repr(form[name]) for name in odd}, odd=odd)
 
 
 def head_from(form: Mapping[str, Any]) -> Head:
-    return Head(**{**form, "state": _STATES[form["state"]]})
+    fields = {**form, "state": _STATES[form["state"]]}
+    for name in fields.pop("odd", ()):
+        fields[name] = float(fields[name])
+    return Head(**fields)
 
 
 def definition_form(definition: Definition) -> dict[str, Any]:
     """Without the steps, which have a line of their own: a listing does not read them."""
-    form = _plain(definition, _DEFINITION)
+    form = _DEFINITION.plain(definition)
     if definition.metadata:
         form["metadata"] = dict(definition.metadata)
     return form
@@ -52,7 +73,7 @@ def definition_from(id: str, form: Mapping[str, Any], steps: tuple[str, ...] = (
 
 def boundary_form(boundary: Boundary) -> dict[str, Any]:
     """The row without its state."""
-    form = _plain(boundary, _BOUNDARY)
+    form = _BOUNDARY.plain(boundary)
     if boundary.blobs:
         form["blobs"] = list(boundary.blobs)
     return form
@@ -66,7 +87,7 @@ def boundary_from(form: Mapping[str, Any], data: bytes | None = None, *, blobs: 
 
 
 def message_form(message: Message) -> dict[str, Any]:
-    form = _plain(message, _MESSAGE)
+    form = _MESSAGE.plain(message)
     if message.options:
         form["options"] = dict(message.options)
     return form

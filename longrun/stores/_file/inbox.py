@@ -6,23 +6,20 @@ is compacted; the journal says which ones those are. Keys outlive their messages
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Sequence
 
 import attrs
 
-from longrun.errors import SignalQueueFullError, StoreUnavailableError
+from longrun.errors import SignalQueueFullError
 from longrun.stored import Message, Send
 from longrun.stores._file.contents import Mail
 from longrun.stores._file.disk import Folder, read_range, write_all
 from longrun.stores._file.forms import message_form, message_from
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, Line, fits, pack, unpack
-from longrun.stores._file.place import KIND, Place, done_inbox_name, unavailable
+from longrun.stores._file.place import Place, done_inbox_name, unavailable
 
 KEYS_REMEMBERED = 1024
 COMPACT_OVER = 1 << 15
-LOCK_PATIENCE = 10.0
 
 
 @attrs.frozen
@@ -96,32 +93,13 @@ def _add(letters: Letters, line: Line, born: str) -> None:
 def send(place: Place, box: Box, sends: Sequence[Send], mail: Mail) -> list[int | SignalQueueFullError]:
     """Append messages, durably but for the directory entry of a new file, and answer each."""
     try:
-        fd = _open_locked(place, box)
+        fd = place.open_locked(box.folder, box.name)
         try:
             return _send_locked(place, box, fd, sends, mail)
         finally:
             place.disk.close(fd)
     except OSError as error:
         raise unavailable(error, "an inbox cannot be written") from error
-
-
-def _open_locked(place: Place, box: Box) -> int:
-    """The inbox's descriptor, locked, and sure to be the file that has the name now."""
-    deadline = time.monotonic() + LOCK_PATIENCE
-    while True:
-        fd, _ = box.folder.open_or_create(box.name, os.O_RDWR | os.O_APPEND)
-        try:
-            while not place.disk.lock(fd, wait=False):
-                if time.monotonic() > deadline:
-                    raise StoreUnavailableError(KIND, f"the inbox of execution {box.id!r} stays locked")
-                time.sleep(0.001)
-            status = box.folder.stat(box.name)
-            if status is not None and status.st_ino == place.disk.fstat(fd).st_ino:
-                return fd
-        except BaseException:
-            place.disk.close(fd)
-            raise
-        place.disk.close(fd)
 
 
 def _send_locked(
@@ -180,7 +158,7 @@ def compact(place: Place, box: Box, mail: Mail) -> None:
     status = box.folder.stat(box.name)
     if status is None or status.st_size < COMPACT_OVER:
         return
-    fd = _open_locked(place, box)
+    fd = place.open_locked(box.folder, box.name)
     try:
         letters = parse_letters(place, box, read_range(place.disk, fd, 0))
         waiting = letters.waiting(mail)

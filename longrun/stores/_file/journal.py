@@ -18,6 +18,7 @@ import attrs
 from longrun.errors import CorruptDataError, LeaseLostError, StoreUnavailableError
 from longrun.stored import Definition, Head
 from longrun.stores._file.contents import Contents, Mail, mail_from, snapshot_lines
+from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import Folder, read_range, write_all
 from longrun.stores._file.forms import definition_from, head_from
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, Line, identity_of, pack, unpack
@@ -335,14 +336,17 @@ class Journal:
             self.bad = True
             raise
 
+    def check_newest(self) -> None:
+        """Raise if a newer generation is there: for a stale owner that should not even try. It decides nothing."""
+        if self.place.live.stat(self.next_name) is not None:
+            raise LeaseLostError(self.id, self.head.fence)
+
     def check_owned(self) -> None:
-        """Raise unless this generation is the newest one: only then may a write be acknowledged."""
-        live = self.place.live
-        if live.stat(self.next_name) is None:
-            status = live.stat(self.name)
-            if status is not None and status.st_ino == self.ino:
-                return
-        raise LeaseLostError(self.id, self.head.fence)
+        """Raise unless this generation is the newest one: only then may a write be acknowledged. The order counts."""
+        self.check_newest()
+        status = self.place.live.stat(self.name)
+        if status is None or status.st_ino != self.ino:
+            raise LeaseLostError(self.id, self.head.fence)
 
     def mend(self) -> None:
         """After a failed write or sync: carry what was acknowledged over to a new file, and leave the old one."""
@@ -434,25 +438,36 @@ def read_history(place: Place, stem: str, id: str, born: str) -> dict[int, dict[
     return rows
 
 
-def remove_older(place: Place, over: Iterable[tuple[str, int]]) -> set[str]:
-    """Remove the generations before the given one of each execution, oldest first; the ids for which that was possible.
+def remove_older(place: Place, crew: Crew, over: Iterable[tuple[str, int]]) -> set[str]:
+    """Put a signpost in generation 0 and remove the others before the given one; the ids for which that could be done.
 
     Signposts are durable before what they lead past is gone: no power cut can bring an old generation to the front."""
-    ready = [(id, gen) for id, gen in over if gen == 0 or _put_signpost(place, id, gen)]
-    if any(gen > 0 for _, gen in ready):
+    ready: list[tuple[str, int]] = []
+
+    def point(one: tuple[str, int]) -> None:
+        if remove_locked(place, stem_of(one[0]), 0, signpost(*one)):
+            ready.append(one)
+
+    crew.run(point, [one for one in over if one[1] > 0])
+    if ready:
         place.live.sync()
-    return {id for id, gen in ready if _remove_between(place, stem_of(id), gen)}
+    done: set[str] = set()
+
+    def remove(one: tuple[str, int]) -> None:
+        if remove_between(place, stem_of(one[0]), one[1], lowest=1):
+            done.add(one[0])
+
+    crew.run(remove, ready)
+    return done
 
 
-def _remove_between(place: Place, stem: str, gen: int) -> bool:
+def remove_between(place: Place, stem: str, gen: int, *, lowest: int = 0) -> bool:
+    """Remove the generations from `lowest` to before `gen`, oldest first; False if somebody is at one just now."""
     older = gen - 1
     while older > 0 and place.live.stat(journal_name(stem, older)) is not None:
         older -= 1
-    return all(remove_locked(place, stem, number) for number in range(older + 1, gen) if number > 0)
-
-
-def _put_signpost(place: Place, id: str, gen: int) -> bool:
-    return remove_locked(place, stem_of(id), 0, signpost(id, gen))
+    numbers = [0, *range(older + 1, gen)] if older >= 0 else []
+    return all(remove_locked(place, stem, number) for number in dict.fromkeys(numbers) if lowest <= number < gen)
 
 
 def remove_locked(place: Place, stem: str, gen: int, instead: bytes | None = None) -> bool:

@@ -25,7 +25,6 @@ import hashlib
 import itertools
 import json
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
@@ -102,7 +101,6 @@ class Place:
             self._bell, _ = self.top.open_or_create(BELL)
         except OSError as error:
             raise _settings(path, error) from error
-        self._lock_file = threading.Lock()
 
     def close(self) -> None:
         self.disk.close(self._bell)
@@ -188,25 +186,35 @@ class Place:
         return since + end, data[:end].decode("ascii", "replace").split("\n")[:-1]
 
     @contextlib.contextmanager
-    def locked(self, *, wait: bool, shared: bool = False) -> Iterator[bool]:
-        """One process at a time moves or removes finished journals; those who create share the lock with each other.
-        Gives False if it is taken and `wait` is not set."""
-        with self._lock_file:
-            fd, _ = self.top.open_or_create(LOCK)
-            try:
-                yield self._take_lock(fd, wait=wait, shared=shared)
-            finally:
-                self.disk.close(fd)
+    def locked(self, *, shared: bool = False) -> Iterator[None]:
+        """Keeps journals from leaving live/ or done/ (shared), or lets one process make them leave."""
+        fd, _ = self.top.open_or_create(LOCK)
+        try:
+            self._take_lock(fd, "the directory", shared=shared)
+            yield
+        finally:
+            self.disk.close(fd)
 
-    def _take_lock(self, fd: int, *, wait: bool, shared: bool) -> bool:
+    def open_locked(self, folder: Folder, name: str) -> int:
+        """Open or make a file to append to, locked, and sure to be the one that has the name now."""
+        while True:
+            fd, _ = folder.open_or_create(name)
+            try:
+                self._take_lock(fd, "a file")
+                status = folder.stat(name)
+                if status is not None and status.st_ino == self.disk.fstat(fd).st_ino:
+                    return fd
+            except BaseException:
+                self.disk.close(fd)
+                raise
+            self.disk.close(fd)
+
+    def _take_lock(self, fd: int, what: str, *, shared: bool = False) -> None:
         deadline = time.monotonic() + LOCK_PATIENCE
         while not self.disk.lock(fd, wait=False, shared=shared):
-            if not wait:
-                return False
             if time.monotonic() > deadline:
-                raise StoreUnavailableError(KIND, "another process, perhaps a stopped one, holds its lock")
-            time.sleep(0.005)
-        return True
+                raise StoreUnavailableError(KIND, f"{what} stays locked by another process, perhaps a stopped one")
+            time.sleep(0.001)
 
     def keep_aside(self, stem: str, data: bytes) -> str:
         """Copy damaged bytes to quarantine/, once; a few words on where they are."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from longrun.errors import CorruptDataError, StoreUnavailableError
+from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import Folder
 from longrun.stores._file.journal import Spot, locate, read_spot, remove_locked, remove_older
 from longrun.stores._file.place import KIND, Place, done_inbox_name, done_name, journal_name
@@ -26,7 +27,7 @@ class _Ended:
 def delete(writes: Writes, ids: Sequence[str]) -> list[bool]:
     """Remove each finished execution; False for what is not finished or not there."""
     place = writes.place
-    with place.locked(wait=True):
+    with place.locked():
         found: dict[str, _Ended] = {}
         answers: list[bool] = []
         for id in ids:
@@ -35,7 +36,7 @@ def delete(writes: Writes, ids: Sequence[str]) -> list[bool]:
             if ended is not None:
                 found[id] = ended
                 writes.release(id)
-        _remove_all(place, list(found.values()))
+        _remove_all(place, writes.crew, list(found.values()))
         for ended in found.values():
             writes.catalog.forget(ended.spot.stem)
         listed = [id for id in dict.fromkeys(ids) if id in found or locate(place, id) is None]
@@ -56,7 +57,7 @@ def _ended(place: Place, id: str) -> _Ended | None:
     return _Ended(id, spot) if contents.found()[0].state.finished else None
 
 
-def _remove_all(place: Place, ended: list[_Ended]) -> None:
+def _remove_all(place: Place, crew: Crew, ended: list[_Ended]) -> None:
     if not ended:
         return
     changed: set[Folder] = set()
@@ -66,9 +67,10 @@ def _remove_all(place: Place, ended: list[_Ended]) -> None:
         changed |= {folder for folder, name in names if folder.remove(name)}
     _sync(changed)
     live = [one for one in ended if one.spot.folder is place.live]
-    alone = remove_older(place, [(one.id, one.spot.gen) for one in live])
+    alone = remove_older(place, crew, [(one.id, one.spot.gen) for one in live])
     for one in live:
-        if one.id not in alone or not remove_locked(place, one.spot.stem, one.spot.gen):
+        gen = one.spot.gen
+        if (gen > 0 and one.id not in alone) or not remove_locked(place, one.spot.stem, gen):
             raise StoreUnavailableError(KIND, f"execution {one.id!r} is in use by another process")
     if live:
         place.live.sync()

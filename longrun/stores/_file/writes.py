@@ -11,6 +11,7 @@ import os
 import resource
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import attrs
 
@@ -49,6 +50,7 @@ ROUNDS = 3
 CREATE_CHUNK = 128
 COMPACT_AT_ONCE = 32
 TIDY_OVER = 64
+MOVE_CHUNK = 64
 
 Answers = list[Answer]
 
@@ -81,6 +83,9 @@ class Writes:
         self._journals: dict[str, Journal] = {}
         self._open: OrderedDict[str, Journal] = OrderedDict()
         self._over: dict[str, int] = {}
+        self._grown: dict[str, Journal] = {}
+        self._janitor = ThreadPoolExecutor(1, thread_name_prefix="longrun-file-tidy")
+        self._tidying: Future[None] | None = None
         self._rung: list[str] = []
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._open_limit = max(16, min(1024, soft // 4))
@@ -95,6 +100,7 @@ class Writes:
             journal.close()
         self._journals.clear()
         self._open.clear()
+        self._janitor.shutdown()
         self.crew.close()
 
     def ring(self) -> None:
@@ -170,7 +176,7 @@ class Writes:
         return end + len(whole)
 
     def bring_back(self, id: str) -> None:
-        with self.place.locked(wait=True):
+        with self.place.locked():
             spot = locate(self.place, id)
             if spot is not None and spot.folder is self.place.done:
                 bring_back(self.place, self.finished, id, spot.gen)
@@ -259,6 +265,7 @@ class Writes:
             if journal.bad:
                 journal.mend()
             if append.lines:
+                journal.check_newest()
                 data = b"".join(append.lines)
                 append.size = len(data)
                 journal.append(data)
@@ -302,6 +309,8 @@ class Writes:
             self._compact_inbox(journal)
         if head.owner is None or head.state.finished:
             self.release(journal.id)
+        elif journal.size > journal.limit:
+            self._grown[journal.id] = journal
 
     def _refuse(self, append: _Append, answers: Answers) -> list[tuple[int, Save]]:
         journal, error = append.journal, append.error
@@ -326,8 +335,8 @@ class Writes:
                 inbox.compact(self.place, inbox.box_of(self.place, entry.stem, entry.id, entry.born), journal.mail)
 
     def _compact(self) -> None:
-        grown = [journal for journal in self._open.values() if journal.size > journal.limit and not journal.bad]
-        self.crew.run(_try_to_compact, grown[:COMPACT_AT_ONCE])
+        grown = [self._grown.popitem()[1] for _ in range(min(COMPACT_AT_ONCE, len(self._grown)))]
+        self.crew.run(_try_to_compact, [journal for journal in grown if journal.fd >= 0 and not journal.bad])
 
     # creations
 
@@ -351,12 +360,12 @@ class Writes:
             return self.place.done.stat(done_name(stem)) is not None
         if locate(self.place, id) is not None:
             return True
-        with self.place.locked(wait=True):
+        with self.place.locked():
             return locate(self.place, id) is not None or not remove_locked(self.place, stem, 0)
 
     def _create_chunk(self, births: list[Birth], answers: Answers) -> None:
         self.crew.run(lambda birth: birth.prepare(self.place), births)
-        with self.place.locked(wait=True, shared=True):
+        with self.place.locked(shared=True):
             for birth in births:
                 answers[birth.where] = birth.publish(self.place)
         for birth in births:
@@ -373,7 +382,7 @@ class Writes:
         by_id: dict[str, list[tuple[int, Send]]] = {}
         for place, send in batch:
             by_id.setdefault(send.id, []).append((place, send))
-        with self.place.locked(wait=True, shared=True):
+        with self.place.locked(shared=True):
             posts = [post for id, sends in by_id.items() if (post := self._address(id, sends, answers)) is not None]
             self.crew.run(lambda post: post.deliver(self.place), posts)
             for folder in {post.box.folder for post in posts if post.new}:
@@ -410,22 +419,30 @@ class Writes:
 
     # what can wait
 
-    def tidy(self, *, least: int = TIDY_OVER) -> None:
-        """Remove old generations and move finished journals away, when enough of them have come together."""
-        if len(self._over) >= least:
-            over, self._over = list(self._over.items()), {}
-            remove_older(self.place, over)
-        with self.catalog.lock:
-            ended = list(self.catalog.finished.values())
-        if len(ended) < least:
+    def tidy_soon(self, *, least: int = TIDY_OVER) -> None:
+        """Start tidying in a thread of its own, when enough has come together."""
+        if len(self._over) < least and len(self.catalog.finished) < least:
             return
-        with self.place.locked(wait=False) as mine:
-            if not mine:
-                return
-            for entry in ended:
-                self.release(entry.id)
-            for entry in move_away(self.place, self.finished, ended):
-                self.catalog.forget(entry.stem)
+        if self._tidying is None or self._tidying.done():
+            over, self._over = self._over, {}
+            self._tidying = self._janitor.submit(self._tidy, over)
+
+    def tidy(self) -> None:
+        """Do all of it now."""
+        if self._tidying is not None:
+            self._tidying.result()
+        over, self._over = self._over, {}
+        self._tidy(over)
+
+    def _tidy(self, over: dict[str, int]) -> None:
+        """Remove old generations and move finished journals away. What fails stays where it is, for another time."""
+        with contextlib.suppress(OSError, LongrunError):
+            remove_older(self.place, self.crew, over.items())
+            with self.catalog.lock:
+                ended = list(self.catalog.finished.values())
+            for start in range(0, len(ended), MOVE_CHUNK):
+                for entry in move_away(self.place, self.crew, self.finished, ended[start : start + MOVE_CHUNK]):
+                    self.catalog.moved(entry)
 
 
 def _try_to_compact(journal: Journal) -> None:

@@ -10,10 +10,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from psycopg.adapt import Dumper
-from psycopg.pq import Format
-
-from longrun.stores._postgres.driver import psycopg
+from longrun.stores._postgres.driver import Dumper, Format, psycopg
 
 _HEAD = struct.Struct(">3i").pack
 _SIZE = struct.Struct(">2i").pack

@@ -70,7 +70,7 @@ class Claiming:
             if isinstance(found, CorruptDataError):
                 self._queries.run(connection, "block", id=id, reason=str(found))
                 continue
-            if found.damaged:
+            if found.loaded.damage:
                 repair(connection, self._queries, id, found)
             head = self._claimed(found.loaded.head)
             given.append(attrs.evolve(found.loaded, head=head))

@@ -10,5 +10,8 @@ from longrun.errors import MissingExtraError
 try:
     import psycopg as psycopg
     from psycopg import errors as errors
+    from psycopg.adapt import Dumper as Dumper
+    from psycopg.conninfo import conninfo_to_dict as conninfo_to_dict
+    from psycopg.pq import Format as Format
 except ImportError as error:
     raise MissingExtraError("PostgresCheckpointStore", "postgres") from error

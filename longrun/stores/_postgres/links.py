@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from psycopg.conninfo import conninfo_to_dict
-
 from longrun.errors import StoreSettingsError, StoreUnavailableError
 from longrun.stores._postgres.arrays import teach
-from longrun.stores._postgres.driver import errors, psycopg
+from longrun.stores._postgres.driver import conninfo_to_dict, errors, psycopg
 from longrun.stores._postgres.queries import KIND
 
 T = TypeVar("T")
@@ -35,13 +33,18 @@ WRITER_SETTINGS = {
     # ago; so one plan does for all times, and planning would cost as much as a small commit.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
+    # A connection that broke in the middle of a transaction leaves its locks behind until the server notices; whoever
+    # repeats the work waits for that, and not for ever.
+    "idle_in_transaction_session_timeout": "5s",
+    "lock_timeout": "10s",
 }
 READER_SETTINGS = {"plan_cache_mode": "force_custom_plan"}
 """For connections that are made here. Those of an application's pool keep the application's settings."""
 
 _PASSING = (
     *(errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow, errors.TooManyConnections),
-    *(errors.SerializationFailure, errors.DeadlockDetected, errors.IdleInTransactionSessionTimeout),
+    *(errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable),
+    errors.IdleInTransactionSessionTimeout,
 )
 _DEFAULTS = {
     "connect_timeout": "10",

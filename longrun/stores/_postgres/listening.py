@@ -23,8 +23,10 @@ class Listener:
         self._connect = connect
         self._own_pid = own_pid
         self._connection: Connection | None = None
-        self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._start()
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
 
     def close(self) -> None:
         if self._connection is not None:

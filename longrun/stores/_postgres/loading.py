@@ -133,11 +133,10 @@ def set_aside_if_writable(connection: Connection, queries: Queries, id: str, fou
 def repair(connection: Connection, queries: Queries, id: str, found: Assembled) -> None:
     """Set the damage aside, and take out of the way what would be found again."""
     set_aside(connection, queries, id, found)
-    parts = [damaged.part.partition("/") for damaged in found.damaged]
-    for kind, _, key in parts:
-        if kind in ("boundary", "state"):
-            queries.run(connection, "remove_state", id=id, seq=int(key))
-        elif kind == "message":
+    queries.run(connection, "retire_states", id=id, seq=found.loaded.boundary.seq)
+    for damaged in found.damaged:
+        kind, _, key = damaged.part.partition("/")
+        if kind == "message":
             queries.run(connection, "remove_message", id=id, number=int(key))
     if found.entries_dropped:
         queries.run(connection, "remove_entries", id=id)

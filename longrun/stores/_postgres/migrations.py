@@ -30,6 +30,7 @@ def migrate(connection: psycopg.Connection[Any], queries: Queries) -> None:
     if _version(connection, queries, newest) == newest:
         return
     with connection.transaction():
+        connection.execute("SET LOCAL lock_timeout = 0")  # another process may need its time for this
         connection.execute("SELECT pg_advisory_xact_lock(%s, %s)", (LOCK_SPACE, _lock_key(queries.schema)))
         version = _version(connection, queries, newest)
         if version is None:

@@ -18,7 +18,7 @@ from longrun.errors import (
     WriteOrderError,
 )
 from longrun.stored import Boundary, Create, Head, Save, Send, Write
-from longrun.stores._redis import format
+from longrun.stores._redis import wire
 from longrun.stores.base import Answer
 
 WRITES = 1000
@@ -86,7 +86,7 @@ _STEP = _string(b"S") + _number(7)
 
 def _save(chunk: Chunk, save: Save) -> None:
     head, id = save.head, save.id.encode()
-    control, packed = format.control_bytes(id, head), format.head_bytes(id, head)
+    control, packed = wire.control_bytes(id, head), wire.head_bytes(id, head)
     rows = save.boundaries
     keep = _NONE if save.keep_from is None else _number(save.keep_from)
     rest = save.clear or save.put or save.blobs or save.take or save.drop or save.drop_blobs
@@ -94,9 +94,9 @@ def _save(chunk: Chunk, save: Save) -> None:
         _save_any(chunk, save, [_string(id), _string(control), _string(packed), _ended(head), keep])
         return
     row, data = rows[0], rows[0].data
-    state = _string(format.framed(b"%b\0%d" % (id, row.seq), data))
+    state = _string(wire.framed(b"%b\0%d" % (id, row.seq), data))
     head_parts = _STEP + _string(id) + _string(control) + _string(packed) + _number(row.seq)
-    chunk.parts += (head_parts, _string(format.row_bytes(id, row)), state, keep)
+    chunk.parts += (head_parts, _string(wire.row_bytes(id, row)), state, keep)
     chunk.count += 9
     chunk.size += len(state)
 
@@ -104,9 +104,9 @@ def _save(chunk: Chunk, save: Save) -> None:
 def _save_any(chunk: Chunk, save: Save, strings: list[bytes]) -> None:
     strings.append(_number(save.clear))
     strings += _boundaries(save.id.encode(), save.boundaries)
-    strings += _framed(format.blob_identity, save.id, save.blobs)
+    strings += _framed(wire.blob_identity, save.id, save.blobs)
     strings += _names(save.drop)
-    strings += _framed(format.entry_identity, save.id, save.put)
+    strings += _framed(wire.entry_identity, save.id, save.put)
     strings += (_number(len(save.take)), *map(_number, save.take))
     strings += _names(save.drop_blobs)
     chunk.add(b"s", strings)
@@ -116,22 +116,22 @@ def _create(chunk: Chunk, create: Create) -> None:
     d, head, id = create.definition, create.head, create.id.encode()
     strings = [
         _string(id),
-        _string(format.control_bytes(id, head)),
-        _string(format.head_bytes(id, head)),
+        _string(wire.control_bytes(id, head)),
+        _string(wire.head_bytes(id, head)),
         _ended(head),
-        _string(format.definition_bytes(d)),
-        _string(format.steps_bytes(d)),
-        _string(format.index_record(d)),
+        _string(wire.definition_bytes(d)),
+        _string(wire.steps_bytes(d)),
+        _string(wire.index_record(d)),
     ]
     strings += _boundaries(id, (create.boundary,))
-    strings += _framed(format.blob_identity, create.id, create.blobs)
+    strings += _framed(wire.blob_identity, create.id, create.blobs)
     chunk.add(b"c", strings)
     chunk.comparable = False
 
 
 def _send(chunk: Chunk, send: Send) -> None:
     key = b"" if send.message.key is None else b"=" + send.message.key.encode("utf-8", "surrogatepass")
-    message = format.message_bytes(send.id, send.message)
+    message = wire.message_bytes(send.id, send.message)
     chunk.add(b"m", [_string(send.id.encode()), _number(send.limit), _string(key), _string(message)])
     chunk.comparable = False
 
@@ -143,8 +143,8 @@ def _ended(head: Head) -> bytes:
 def _boundaries(id: bytes, boundaries: Sequence[Boundary]) -> list[bytes]:
     strings = [_number(len(boundaries))]
     for b in boundaries:
-        state = b"" if b.data is None else format.framed(b"%b\0%d" % (id, b.seq), b.data)
-        strings += (_number(b.seq), _string(format.row_bytes(id, b)), _string(state))
+        state = b"" if b.data is None else wire.framed(b"%b\0%d" % (id, b.seq), b.data)
+        strings += (_number(b.seq), _string(wire.row_bytes(id, b)), _string(state))
     return strings
 
 
@@ -152,7 +152,7 @@ def _framed(identity: Callable[[str, bytes], bytes], id: str, values: Mapping[st
     strings = [_number(len(values))]
     for name, data in values.items():
         field = name.encode("utf-8", "surrogatepass")
-        strings += (_string(field), _string(format.framed(identity(id, field), data)))
+        strings += (_string(field), _string(wire.framed(identity(id, field), data)))
     return strings
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from longrun.logging import get_logger
 from longrun.records import ExecutionState
 from longrun.stored import Definition, Query, Stored
-from longrun.stores._redis import format
-from longrun.stores._redis.format import DamagedError
+from longrun.stores._redis import wire
 from longrun.stores._redis.link import Link
 from longrun.stores._redis.reading import head_or_rest
+from longrun.stores._redis.wire import DamagedError
 
 PAGE = 500
 SETS = 200
@@ -83,13 +83,13 @@ class Finder:
     def _owned(self, owner: str, query: Query) -> list[bytes]:
         found: list[bytes] = []
         for state in _states(query):
-            key = self._link.base + b"i:owned:" + state.value.encode() + b":" + format.owner_name(owner)
+            key = self._link.base + b"i:owned:" + state.value.encode() + b":" + wire.owner_name(owner)
             found += [member[32:] for member in self._link.read("ZRANGE", key, 0, -1)]
         return found
 
     def _named(self, ids: list[bytes]) -> Iterator[Stored]:
         for at in range(0, len(ids), PAGE):
-            flat: list[Any] = format.unpacked(self._link.repeated("rows", *ids[at : at + PAGE]))
+            flat: list[Any] = wire.unpacked(self._link.repeated("rows", *ids[at : at + PAGE]))
             for n in range(0, len(flat), 4):
                 row = self._stored(flat[n].decode(), *flat[n + 1 : n + 4])
                 if row is not None:
@@ -97,13 +97,13 @@ class Finder:
 
     def _all(self, query: Query, after: tuple[float, str] | None) -> Iterator[Stored]:
         sets = [name for state in _states(query) for name in _set_names(query, state)]
-        sets = [f"i:child:{format.named(query.parent_id)}"] if query.parent_id is not None else sets
+        sets = [f"i:child:{wire.named(query.parent_id)}"] if query.parent_id is not None else sets
         lowest = "-inf" if query.created_after is None else repr(query.created_after)
         under = "+inf" if query.created_before is None else repr(query.created_before)
         place: tuple[Any, Any] = ("", "") if after is None else (repr(after[0]), after[1])
         size = min(PAGE, query.limit)
         while sets:
-            flat: list[Any] = format.unpacked(self._link.repeated("page", size, *place, lowest, under, *sets))
+            flat: list[Any] = wire.unpacked(self._link.repeated("page", size, *place, lowest, under, *sets))
             for n in range(0, len(flat), 5):
                 row = self._stored(flat[n].decode(), *flat[n + 2 : n + 5])
                 if row is not None:
@@ -114,7 +114,7 @@ class Finder:
 
     def _stored(self, id: str, control: bytes, head: bytes | None, definition: bytes | None) -> Stored | None:
         try:
-            found = format.definition_from(id, definition)
+            found = wire.definition_from(id, definition)
         except DamagedError:  # nothing can be shown of it; `load` keeps the bytes and says so
             self._log.warning("store.unreadable", execution=id)
             return None
@@ -128,9 +128,9 @@ def _states(query: Query) -> list[ExecutionState]:
 def _set_names(query: Query, state: ExecutionState) -> list[str]:
     """The sorted sets that together hold every candidate in a state."""
     if query.workflows is not None and len(query.workflows) * len(_states(query)) <= SETS:
-        return [f"i:flow:{state.value}:{format.named(name)}" for name in sorted(query.workflows)]
+        return [f"i:flow:{state.value}:{wire.named(name)}" for name in sorted(query.workflows)]
     if query.queue is not None:
-        return [f"i:queue:{state.value}:{format.named(query.queue)}"]
+        return [f"i:queue:{state.value}:{wire.named(query.queue)}"]
     return [f"i:state:{state.value}"]
 
 

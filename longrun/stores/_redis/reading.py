@@ -13,11 +13,12 @@ import attrs
 
 from longrun.errors import CorruptDataError
 from longrun.logging import get_logger
+from longrun.records import ExecutionState
 from longrun.stored import Boundary, Head, Loaded, Message
 from longrun.stores import rows
-from longrun.stores._redis import format
-from longrun.stores._redis.format import Control, DamagedError
+from longrun.stores._redis import wire
 from longrun.stores._redis.link import Link
+from longrun.stores._redis.wire import Control, DamagedError
 from longrun.stores.assemble import BoundaryRow, Parts, mended
 
 LOADED = 200
@@ -44,7 +45,7 @@ class Reader:
         """Those of the executions that are there, in order, a few calls for all of them."""
         at = 0
         while at < len(ids):
-            found = _records(format.unpacked(self._link.repeated("load", BYTES, "", *ids[at : at + LOADED])))
+            found = _records(wire.unpacked(self._link.repeated("load", BYTES, "", *ids[at : at + LOADED])))
             for id, raw in zip(ids[at:], found, strict=False):
                 if raw is not None:
                     yield id, self._loaded(id, raw)
@@ -54,7 +55,7 @@ class Reader:
         try:
             return _sound(id, raw)
         except DamagedError:
-            (everything,) = _records(format.unpacked(self._link.repeated("load", BYTES, "all", id)))
+            (everything,) = _records(wire.unpacked(self._link.repeated("load", BYTES, "all", id)))
         try:
             return self._mended(id, everything or raw)
         except CorruptDataError as error:
@@ -68,8 +69,7 @@ class Reader:
             raise CorruptDataError(f"execution {id!r}", "its definition does not fit its checksum")
         seen = max((int(number) for number in raw[5][::2]), default=0)
         control = _control(id, raw)
-        loaded = mended(parts, max(seen, control.seq)).loaded
-        return loaded
+        return mended(parts, max(seen, control.seq)).loaded
 
     def quarantine(self, id: str, damaged: Mapping[str, bytes]) -> None:
         if damaged:
@@ -85,9 +85,9 @@ class Reader:
         flat, kept = self._link.repeated("boundaries", id, after, limit)
         states = {int(number) for number in kept}
         found: list[Boundary] = []
-        for number, row in format.pairs(flat).items():
+        for number, row in wire.pairs(flat).items():
             try:
-                boundary = format.row_from(id, int(number), row)
+                boundary = wire.row_from(id, int(number), row)
             except DamagedError:
                 self.quarantine(id, {f"boundary/{int(number)}": row})
                 continue
@@ -99,10 +99,10 @@ class Reader:
         if found is None:
             return None
         row, state, flat = found
-        stored = format.pairs(flat)
+        stored = wire.pairs(flat)
         try:
-            boundary = format.row_from(id, seq, row)
-            data = format.unframed(format.state_identity(id, seq), state)
+            boundary = wire.row_from(id, seq, row)
+            data = wire.unframed(wire.state_identity(id, seq), state)
             blobs = {name: _blob(id, name, stored) for name in boundary.blobs}
         except DamagedError:
             self.quarantine(id, {f"boundary/{seq}": row or b"", f"state/{seq}": state})
@@ -112,9 +112,9 @@ class Reader:
     def messages(self, id: str) -> list[Message]:
         found: list[Message] = []
         flat = self._link.repeated("messages", id)
-        for number, value in format.pairs(flat).items():
+        for number, value in wire.pairs(flat).items():
             try:
-                found.append(format.message_from(id, number, value))
+                found.append(wire.message_from(id, number, value))
             except DamagedError:
                 self.quarantine(id, {f"message/{number.decode()}": value})
         return sorted(found, key=_number)
@@ -142,11 +142,11 @@ def _records(values: list[Any]) -> list[list[Any] | None]:
 def head_or_rest(id: str, control_value: bytes, head_value: bytes | None) -> Head:
     """A head for a listing: of a damaged one, what its control record tells."""
     try:
-        control = format.control_from(id, control_value)
+        control = wire.control_from(id, control_value)
     except (DamagedError, ValueError, KeyError):
         control = _control_rest(id, head_value)
     try:
-        return format.head_from(id, control, head_value)
+        return wire.head_from(id, control, head_value)
     except DamagedError:
         return _bare_head(control)
 
@@ -155,28 +155,28 @@ def _sound(id: str, raw: list[Any]) -> Loaded:
     """The usual case. Raises `DamagedError` if anything at all is wrong."""
     control_value, head_value, definition, steps, record, flat_rows, flat_states, blobs, entries, messages = raw
     try:
-        control = format.control_from(id, control_value)
+        control = wire.control_from(id, control_value)
     except (ValueError, KeyError):
         raise DamagedError from None
-    found = format.definition_from(id, definition, format.steps_from(id, steps))
-    if record != format.index_record(found) or not flat_states:
+    found = wire.definition_from(id, definition, wire.steps_from(id, steps))
+    if record != wire.index_record(found) or not flat_states:
         raise DamagedError
-    kept = [(int(n), format.row_names(id, int(n), row)) for n, row in format.pairs(flat_rows).items()]
+    kept = [(int(n), wire.row_names(id, int(n), row)) for n, row in wire.pairs(flat_rows).items()]
     seq = int(flat_states[0])
     if not kept or kept[-1][0] != seq:
         raise DamagedError
-    newest = format.row_from(id, seq, flat_rows[-1])
-    stored = format.pairs(blobs)
-    data = format.unframed(format.state_identity(id, seq), flat_states[1])
-    waiting = [format.message_from(id, number, value) for number, value in format.pairs(messages).items()]
+    newest = wire.row_from(id, seq, flat_rows[-1])
+    stored = wire.pairs(blobs)
+    data = wire.unframed(wire.state_identity(id, seq), flat_states[1])
+    waiting = [wire.message_from(id, number, value) for number, value in wire.pairs(messages).items()]
     return Loaded(
         definition=found,
-        head=format.head_from(id, control, head_value),
+        head=wire.head_from(id, control, head_value),
         boundary=attrs.evolve(newest, data=data),
         blobs={name: _blob(id, name, stored) for name in newest.blobs},
         entries={
-            format.text_of(key): format.unframed(format.entry_identity(id, key), value)
-            for key, value in format.pairs(entries).items()
+            wire.text_of(key): wire.unframed(wire.entry_identity(id, key), value)
+            for key, value in wire.pairs(entries).items()
         },
         messages=tuple(sorted(waiting, key=_number)),
         kept=tuple(kept),
@@ -185,7 +185,7 @@ def _sound(id: str, raw: list[Any]) -> Loaded:
 
 def _blob(id: str, name: str, stored: Mapping[bytes, bytes]) -> bytes:
     field = name.encode("utf-8", "surrogatepass")
-    return format.unframed(format.blob_identity(id, field), stored.get(field))
+    return wire.unframed(wire.blob_identity(id, field), stored.get(field))
 
 
 def _number(message: Message) -> int:
@@ -197,17 +197,13 @@ def _number(message: Message) -> int:
 
 def _control(id: str, raw: list[Any]) -> Control:
     try:
-        return format.control_from(id, raw[0])
+        return wire.control_from(id, raw[0])
     except (DamagedError, ValueError, KeyError):
         return _control_rest(id, raw[1])
 
 
 def _control_rest(id: str, head_value: bytes | None) -> Control:
-    from longrun.records import ExecutionState
-
-    return format.control_from_head(id, head_value) or Control(
-        0, 0, 0, False, 0, ExecutionState.RUNNING, "-", None
-    )
+    return wire.control_from_head(id, head_value) or Control(0, 0, 0, False, 0, ExecutionState.RUNNING, "-", None)
 
 
 def _bare_head(control: Control) -> Head:
@@ -227,7 +223,7 @@ def _parts(id: str, raw: list[Any]) -> tuple[Parts | None, dict[str, bytes]]:
     """What the rule of all stores looks at, each part with a checksum that fits or does not; and what is damaged."""
     damaged: dict[str, bytes] = {}
     try:
-        definition = format.definition_from(id, raw[2], format.steps_from(id, raw[3]))
+        definition = wire.definition_from(id, raw[2], wire.steps_from(id, raw[3]))
     except DamagedError:
         return None, {"definition": raw[2] or b"", "steps": raw[3] or b""}
     values = rows.definition_values(definition)
@@ -250,13 +246,13 @@ def _parts(id: str, raw: list[Any]) -> tuple[Parts | None, dict[str, bytes]]:
 
 def _add_head(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> None:
     try:
-        control = format.control_from(parts.id, raw[0])
+        control = wire.control_from(parts.id, raw[0])
         whole = True
     except (DamagedError, ValueError, KeyError):
         control, whole = _control_rest(parts.id, raw[1]), False
         damaged["control"] = raw[0]
     try:
-        parts.head = rows.head_values(format.head_from(parts.id, control, raw[1]))
+        parts.head = rows.head_values(wire.head_from(parts.id, control, raw[1]))
         parts.head_crc = rows.head_crc(parts.id, parts.head) if whole else None
     except DamagedError:
         damaged["head"] = raw[1] or b""
@@ -264,18 +260,18 @@ def _add_head(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> None:
 
 
 def _add_boundaries(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> None:
-    found, states = format.pairs(raw[5]), format.pairs(raw[6])
+    found, states = wire.pairs(raw[5]), wire.pairs(raw[6])
     for number in sorted(set(found) | set(states), key=int, reverse=True):
         seq = int(number)
         state: bytes | None = states.get(number)
         fits = state is not None
         try:
-            state = format.unframed(format.state_identity(parts.id, seq), state)
+            state = wire.unframed(wire.state_identity(parts.id, seq), state)
         except DamagedError:
             fits = False
             damaged[f"state/{seq}"] = state or b""
         try:
-            boundary = attrs.evolve(format.row_from(parts.id, seq, found.get(number)), data=state)
+            boundary = attrs.evolve(wire.row_from(parts.id, seq, found.get(number)), data=state)
         except DamagedError:
             damaged[f"boundary/{seq}"] = found.get(number, b"")
             parts.boundaries.append(BoundaryRow([seq, *[None] * 12, state], None, None))
@@ -288,12 +284,12 @@ def _add_boundaries(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> 
 def _add_values(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> None:
     """Blobs and entries."""
     for kind, flat, into in (("blob", raw[7], parts.blobs), ("entry", raw[8], parts.entries)):
-        identity = format.blob_identity if kind == "blob" else format.entry_identity
+        identity = wire.blob_identity if kind == "blob" else wire.entry_identity
         crc = rows.blob_crc if kind == "blob" else rows.entry_crc
-        for field, value in format.pairs(flat).items():
-            name = format.text_of(field)
+        for field, value in wire.pairs(flat).items():
+            name = wire.text_of(field)
             try:
-                data = format.unframed(identity(parts.id, field), value)
+                data = wire.unframed(identity(parts.id, field), value)
                 into[name] = (crc(parts.id, name, data), data)
             except DamagedError:
                 damaged[f"{kind}/{name}"] = value
@@ -301,9 +297,9 @@ def _add_values(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> None
 
 
 def _add_messages(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> None:
-    for number, value in sorted(format.pairs(raw[9]).items(), key=lambda item: int(item[0])):
+    for number, value in sorted(wire.pairs(raw[9]).items(), key=lambda item: int(item[0])):
         try:
-            values = rows.message_values(format.message_from(parts.id, number, value))
+            values = rows.message_values(wire.message_from(parts.id, number, value))
             parts.messages.append((values, rows.message_crc(parts.id, values)))
         except DamagedError:
             damaged[f"message/{number.decode()}"] = value

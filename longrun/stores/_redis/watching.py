@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from longrun.errors import LongrunError
@@ -34,7 +35,7 @@ class Watch:
             deadline = time.monotonic() + timeout
             while not self._woken.is_set():
                 left = deadline - time.monotonic()
-                if self._link.once(lambda left=left: self._heard(min(LOOK, max(0.0, left)))):  # type: ignore[misc]
+                if self._link.once(partial(self._heard, min(LOOK, max(0.0, left)))):
                     return True
                 if left <= 0:
                     return False

@@ -122,6 +122,7 @@ local function create(at)
   local id, control = ARGV[at], ARGV[at + 1]
   local x = base .. 'x:' .. id
   if call('EXISTS', x) == 1 then return 'x' end
+  if call('HEXISTS', base .. 'i:gone:facts', id) == 1 then forget(id) end
   local f = facts(ARGV[at + 6])
   local new = { match(control, CONTROL) }
   call('HSET', x, 'c', control, 'h', ARGV[at + 2], 'd', ARGV[at + 4], 't', ARGV[at + 5], 'g', f.text)

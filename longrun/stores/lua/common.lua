@@ -111,37 +111,41 @@ local function leave_listing(id, f, state)
   if FINISHED[state] then call('ZREM', base .. 'i:ended', id) end
 end
 
-local function gone_member(id, f, state)
-  return state .. ' ' .. id .. ' ' .. f.text
-end
-
 -- All keys of a finished execution expire at one moment; the indexes are swept after it.
 local function expire(id, f, state, ttl)
   local time = call('TIME')
   local at = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000) + tonumber(ttl))
   for _, part in ipairs(PARTS) do call('PEXPIREAT', base .. part .. id, at) end
-  call('ZADD', base .. 'i:gone', at, gone_member(id, f, state))
+  call('ZADD', base .. 'i:gone', at, id)
+  call('HSET', base .. 'i:gone:facts', id, state .. ' ' .. f.text)
 end
 
-local function persist(id, f, state)
+local function persist(id)
+  if call('ZREM', base .. 'i:gone', id) == 0 then return end
+  call('HDEL', base .. 'i:gone:facts', id)
   for _, part in ipairs(PARTS) do call('PERSIST', base .. part .. id) end
-  call('ZREM', base .. 'i:gone', gone_member(id, f, state))
 end
 
--- Remove what expired from the indexes, a bounded number at a time.
+-- Remove one that expired from the indexes.
+local function forget(id)
+  local state, text = match(call('HGET', base .. 'i:gone:facts', id) or '', '^(%a+) (.*)$')
+  local f = facts(text)
+  if f then
+    leave_listing(id, f, state)
+    if f.parent ~= '-' then call('ZREM', base .. 'i:child:' .. f.parent, id) end
+  end
+  call('ZREM', base .. 'i:gone', id)
+  call('HDEL', base .. 'i:gone:facts', id)
+end
+
+-- Forget what expired, a bounded number at a time. A key may outlive its moment by the length of this script.
 local function sweep()
   local gone = base .. 'i:gone'
   if call('EXISTS', gone) == 0 then return end
   local time = call('TIME')
   local now = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
-  for _, member in ipairs(call('ZRANGEBYSCORE', gone, '-inf', now, 'LIMIT', 0, SWEEP)) do
-    local state, id, text = match(member, '^(%a+) (%S+) (.*)$')
-    local f = facts(text)
-    if f and call('EXISTS', base .. 'x:' .. id) == 0 then
-      leave_listing(id, f, state)
-      if f.parent ~= '-' then call('ZREM', base .. 'i:child:' .. f.parent, id) end
-    end
-    call('ZREM', gone, member)
+  for _, id in ipairs(call('ZRANGEBYSCORE', gone, '-inf', now, 'LIMIT', 0, SWEEP)) do
+    if call('EXISTS', base .. 'x:' .. id) == 0 then forget(id) end
   end
 end
 
@@ -152,7 +156,7 @@ local function move(id, f, state, wake, owner, woken, new_state, new_wake, new_o
   if state ~= new_state then
     leave_listing(id, f, state)
     enter_listing(id, f, new_state)
-    if FINISHED[state] then persist(id, f, state) end
+    if FINISHED[state] then persist(id) end
   end
   if owner ~= new_owner and call('EXISTS', base .. 'm:' .. id) == 1 then
     if owner ~= '-' then call('SREM', base .. 'i:mail:' .. owner, id) end

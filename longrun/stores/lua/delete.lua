@@ -14,7 +14,8 @@ local function delete(id)
   leave_listing(id, f, part[8])
   if f.parent ~= '-' then call('ZREM', base .. 'i:child:' .. f.parent, id) end
   if part[10] ~= '-' then call('SREM', base .. 'i:mail:' .. part[10], id) end
-  call('ZREM', base .. 'i:gone', gone_member(id, f, part[8]))
+  call('ZREM', base .. 'i:gone', id)
+  call('HDEL', base .. 'i:gone:facts', id)
   for _, kind in ipairs(PARTS) do call('UNLINK', base .. kind .. id) end
   return '1'
 end

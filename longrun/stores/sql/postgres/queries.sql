@@ -300,8 +300,12 @@ WHERE execution = ANY(%(ids)s) ORDER BY execution, id
 INSERT INTO {schema}.quarantine (execution, part, digest, content)
 VALUES (%(id)s, %(part)s, md5(%(content)s), %(content)s) ON CONFLICT DO NOTHING
 
--- name: remove_state
-DELETE FROM {schema}.states WHERE execution = %(id)s AND seq = %(seq)s
+-- name: retire_states
+-- Newer ones that nobody can go on from, whole as some of them may be: a part of the checkpoint is damaged elsewhere.
+WITH retired AS (DELETE FROM {schema}.states WHERE execution = %(id)s AND seq > %(seq)s RETURNING *)
+INSERT INTO {schema}.quarantine (execution, part, digest, content)
+SELECT r.execution, 'state/' || r.seq, md5(row_to_json(r)::text), row_to_json(r)::text FROM retired AS r
+ON CONFLICT DO NOTHING
 
 -- name: remove_message
 DELETE FROM {schema}.messages WHERE execution = %(id)s AND id = %(number)s

@@ -181,9 +181,9 @@ def wake_text(head: Head) -> str:
 def control_bytes(id: bytes, head: Head) -> bytes:
     h = head
     owner = "-" if h.owner is None else "=" + h.owner
-    text = (
-        f"{h.fence} {h.revision} {h.crashes} {h.woken:d} {h.seq} {_NAMES[h.state]} {wake_text(h)} {owner}"
-    ).encode("utf-8", "surrogatepass")
+    text = (f"{h.fence} {h.revision} {h.crashes} {h.woken:d} {h.seq} {_NAMES[h.state]} {wake_text(h)} {owner}").encode(
+        "utf-8", "surrogatepass"
+    )
     return hashlib.sha1(id + b"\0" + text, usedforsecurity=False).hexdigest()[:8].encode() + b" " + text
 
 
@@ -263,20 +263,19 @@ def head_from(id: str, control: Control, value: bytes | None) -> Head:
 
 
 def control_from_head(id: str, value: bytes | None) -> Control | None:
-    """What a head still tells when its control record is damaged: all but fence and owner. None if it is damaged too."""
+    """What a head tells when its control record is damaged: all but fence and owner. None if it is damaged too."""
     try:
         data = unframed(id.encode(), value)
     except DamagedError:
         return None
-    number, hold, revision, seq, *_ = _HEAD.unpack_from(data)
-    crashes = _HEAD.unpack_from(data)[8]
+    number, _, revision, seq, _, _, _, _, crashes = _HEAD.unpack_from(data)[:9]
     blank = Control(0, revision, crashes, False, seq, _STATES[number], "-", None)
     wake = wake_text(head_from(id, blank, value))
     return Control(0, revision, crashes, False, seq, _STATES[number], wake, None)
 
 
 def _some(number: float) -> float | None:
-    return None if number != number else number  # noqa: PLR0124 -- NaN, the one number that differs from itself
+    return None if math.isnan(number) else number
 
 
 # boundaries
@@ -384,9 +383,7 @@ def owner_from(id: bytes, value: bytes, remaining: float) -> Owner:
         life, workflows, queues = json.loads(unframed(id + b"\0owner", value))
     except DamagedError:
         return Owner(id=text_of(id), life={}, remaining=remaining)
-    return Owner(
-        id=text_of(id), life=life, remaining=remaining, workflows=tuple(workflows), queues=tuple(queues)
-    )
+    return Owner(id=text_of(id), life=life, remaining=remaining, workflows=tuple(workflows), queues=tuple(queues))
 
 
 def unpacked(reply: Sequence[bytes]) -> list[bytes | None]:

@@ -1,0 +1,83 @@
+"""A crawler: one long step over many pages, with a durable cursor. Kill it at any time and run it again.
+
+    python examples/crawler.py [DIRECTORY]
+
+It serves a small site to itself on loopback, crawls it, and prints what it found. A crash costs one page.
+"""
+
+from __future__ import annotations
+
+import http.server
+import re
+import sys
+import threading
+import urllib.request
+from typing import Any
+
+import anyio
+
+from longrun import Executor, ExecutorConfig, RetryPolicy, StepRegistry, SyncStepContext
+
+registry = StepRegistry()
+PAGES = 40
+
+
+@registry.step
+def find_pages(state: dict[str, Any]) -> dict[str, Any]:
+    """Read the index: a plain function, so it runs in a worker thread."""
+    index = read(state["site"] + "/")
+    return {**state, "pages": re.findall(r'href="(/[^"]+)"', index)}
+
+
+@registry.step(retry=RetryPolicy(max_attempts=5, initial=0.1), timeout=600)
+def crawl(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
+    """One item a page. `ctx.local` is saved together with the cursor, so both always fit each other."""
+    sizes: dict[str, int] = ctx.local.setdefault("sizes", {})
+    for page in ctx.each("pages", state["pages"]):
+        sizes[page] = len(read(state["site"] + page))
+    return {**state, "sizes": sizes}
+
+
+@registry.step
+def summarise(state: dict[str, Any]) -> dict[str, Any]:
+    return {"pages": len(state["sizes"]), "bytes": sum(state["sizes"].values())}
+
+
+registry.workflow("crawl-site", [find_pages, crawl, summarise])
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+class Site(http.server.BaseHTTPRequestHandler):
+    """The site that is crawled: an index and some pages."""
+
+    def do_GET(self) -> None:
+        links = "".join(f'<a href="/page/{n}">page {n}</a>' for n in range(PAGES))
+        body = (links if self.path == "/" else f"<p>{self.path} " + "x" * len(self.path) * 10).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+async def main(directory: str = ".longrun") -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            async with Executor(registry, config=ExecutorConfig(checkpoint_dir=directory)) as executor:
+                site = f"http://127.0.0.1:{server.server_port}"
+                run = await executor.start("crawl-site", {"site": site}, id="crawl-1")
+                print(await run.result())
+        finally:
+            server.shutdown()
+
+
+if __name__ == "__main__":
+    anyio.run(main, *sys.argv[1:2])

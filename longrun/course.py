@@ -1,0 +1,218 @@
+"""Where an execution goes when a step has ended: on, elsewhere, again, to sleep, to its end, or into a back-off.
+
+Place in the life of an execution: checkpoint, event, finish. Each way is one durable write, with the events that it makes
+true. What a directive asks for that makes no sense is the step's error.
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from longrun.book import MISSING, Book
+from longrun.branches import describe
+from longrun.errors import (
+    DuplicateKeyError,
+    ItemsChangedError,
+    NonRetryable,
+    NotStorableError,
+    StepError,
+    TooLargeError,
+)
+from longrun.events import EventType
+from longrun.records import ExecutionState, RetryPolicy
+from longrun.registry import DIRECTIVES, Finish, Goto, Repeat, Sleep, Step, WaitFor
+
+if TYPE_CHECKING:
+    from longrun.crew import Crew
+
+State = ExecutionState
+GIVES_UP = (NonRetryable, NotStorableError, TooLargeError, ItemsChangedError, DuplicateKeyError)
+FOREVER = 253_402_300_799.0
+"""The last second of the year 9999, which is as far as a datetime goes."""
+
+
+class Course:
+    """Moves one owned execution. The answers say whether there is more to run here."""
+
+    def __init__(self, executor: Crew, book: Book) -> None:
+        self._executor, self._book = executor, book
+        self.result: Any = MISSING
+        """What the execution ended with, as the object that the last step returned."""
+
+    async def returned(self, step: Step, value: Any) -> bool:
+        """The step is done: move on, as its return value says."""
+        here = self._book.head.step
+        if not isinstance(value, DIRECTIVES):
+            return await self._move(step, "step", here + 1, value)
+        if isinstance(value, Goto):
+            return await self._move(step, "goto", target_of(value.step, self._book.steps), value.state)
+        if isinstance(value, Repeat):
+            return await self._move(step, "repeat", here, value.state, iteration=self._book.head.iteration + 1)
+        if isinstance(value, Finish):
+            return await self._complete(value.state, step.name, step.result_type)
+        return await self._park(step, value)
+
+    async def _move(self, step: Step, kind: str, to: int, value: Any, *, iteration: int = 0) -> bool:
+        book = self._book
+        if to >= len(book.steps):
+            return await self._complete(value, step.name, step.result_type)
+        snapshot = book.snapshot(value, book.type_of(to))
+        boundary = self._crossed(kind, to, snapshot, iteration)
+        changes = {
+            "step": to,
+            "visit": boundary.visit,
+            "iteration": iteration,
+            "attempt": 0,
+            "due": None,
+            "error": None,
+            "crashes": 0,
+            "started": boundary.ended,
+        }
+        event = (EventType.STEP_COMPLETED, {"step": step.name, "attempt": boundary.attempts})
+        await book.cross(boundary, changes, snapshot=snapshot, value=value, events=(event,), durable=False)
+        return True
+
+    def _crossed(self, kind: str, to: int, snapshot: Any, iteration: int = 0) -> Any:
+        """The boundary at which the step in flight ended and a new visit begins."""
+        head = self._book.head
+        return self._book.boundary(
+            kind, snapshot, attempts=head.attempt + 1, next=to, visit=head.visit + 1, iteration=iteration
+        )
+
+    async def complete_after_wait(self) -> bool:
+        """The last step parked the execution, or a fork began behind it: it ends with the state it has."""
+        book = self._book
+        name = book.last_step
+        step = None if name is None else self._executor.registry.get(name)
+        kind = Any if step is None else step.result_type
+        return await self._complete(book.state(kind), name, kind, ends_step=False)
+
+    async def _complete(self, value: Any, name: str | None, kind: Any, *, ends_step: bool = True) -> bool:
+        book = self._book
+        snapshot = book.snapshot(value, kind, "result")
+        head, last = self._book.head, len(book.steps)
+        boundary = book.boundary(
+            "finish", snapshot, name=name, attempts=head.attempt + 1, next=last, visit=head.visit + 1, iteration=0
+        )
+        changes = {
+            "state": State.COMPLETED,
+            "step": last,
+            "visit": boundary.visit,
+            "iteration": 0,
+            "attempt": 0,
+            "owner": None,
+            "due": None,
+            "error": None,
+            "crashes": 0,
+            "started": None,
+            "ended": boundary.ended,
+            "progress": 1.0,
+        }
+        events: tuple[Any, ...] = ((EventType.EXECUTION_COMPLETED, {"step": None}),)
+        if ends_step:
+            events = ((EventType.STEP_COMPLETED, {"step": name, "attempt": boundary.attempts}), *events)
+        await book.cross(boundary, changes, snapshot=snapshot, value=value, events=events)
+        self.result = value
+        return False
+
+    async def _park(self, step: Step, directive: Sleep | WaitFor) -> bool:
+        """Sleep or wait. The next step is the next in the list; behind the last, the execution ends after the wait."""
+        book = self._book
+        due, name = deadline_of(directive, self._executor.clock.now())
+        to = self._book.head.step + 1
+        kind = book.type_of(to) if to < len(book.steps) else step.result_type
+        snapshot = book.snapshot(directive.state, kind)
+        boundary = self._crossed("sleep" if name is None else "wait", to, snapshot)
+        changes = {
+            "state": State.WAITING,
+            "owner": None,
+            "step": to,
+            "visit": boundary.visit,
+            "iteration": 0,
+            "attempt": 0,
+            "due": due,
+            "signal": name,
+            "error": None,
+            "crashes": 0,
+            "started": None,
+        }
+        events = (
+            (EventType.STEP_COMPLETED, {"step": step.name, "attempt": boundary.attempts}),
+            (EventType.WAITING, {"step": step.name, "data": {"signal": name, "due": due}}),
+        )
+        await book.cross(boundary, changes, snapshot=snapshot, events=events)
+        return False
+
+    async def failed(self, step: Step, error: BaseException) -> bool:
+        policy = step.retry or RetryPolicy(max_attempts=self._executor.config.max_retries + 1)
+        failures = self._book.head.attempt + 1
+        text = describe(error)
+        self._executor.log.info(
+            "step.failed", execution=self._book.id, step=step.name, attempt=failures, error_type=type(error).__name__
+        )
+        if isinstance(error, GIVES_UP) or not policy.allows(error, failures):
+            return await self._fail(step, text, failures)
+        due = self._executor.clock.now() + policy.delay(failures, random.random())
+        events = (
+            (EventType.STEP_FAILED, {"error": text, "attempt": failures}),
+            (EventType.STEP_RETRYING, {"error": text, "attempt": failures + 1, "data": {"due": due}}),
+        )
+        await self._book.commit({"attempt": failures, "due": due, "error": text, "crashes": 0}, events=events)
+        return True
+
+    async def _fail(self, step: Step, text: str, failures: int) -> bool:
+        book = self._book
+        boundary = book.boundary("fail", attempts=failures, error=text)
+        changes = {
+            "state": State.FAILED,
+            "owner": None,
+            "attempt": failures,
+            "due": None,
+            "error": text,
+            "crashes": 0,
+            "ended": boundary.ended,
+        }
+        fields = {"step": step.name, "error": text, "attempt": failures}
+        events = ((EventType.STEP_FAILED, fields), (EventType.EXECUTION_FAILED, dict(fields)))
+        await book.cross(boundary, changes, events=events)
+        return False
+
+
+def target_of(step: object, steps: tuple[str, ...]) -> int:
+    """The index that a Goto means."""
+    if isinstance(step, int) and not isinstance(step, bool):
+        if 0 <= step < len(steps):
+            return step
+        raise StepError(f"Goto({step}) leads nowhere: this execution has steps 0 to {len(steps) - 1}")
+    name = step.name if isinstance(step, Step) else getattr(step, "__name__", step)
+    if not isinstance(name, str):
+        raise StepError(f"Goto needs the name or the index of a step, not {type(step).__name__}")
+    count = steps.count(name)
+    if count > 1:
+        raise StepError(f"Goto({name!r}) is ambiguous: the step stands {count} times in this execution; give its index")
+    if count == 0:
+        raise StepError(f"Goto({name!r}) leads nowhere: this execution has no such step")
+    return steps.index(name)
+
+
+def deadline_of(directive: Sleep | WaitFor, now: float) -> tuple[float | None, str | None]:
+    """When a parked execution is due, and which signal it waits for."""
+    if isinstance(directive, Sleep):
+        return _moment("Sleep", directive.until, now), None
+    name: object = directive.signal
+    if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
+        raise StepError(f"WaitFor needs the name of a signal, 1 to 200 printable characters, not {name!r:.80}")
+    return None if directive.timeout is None else _moment("WaitFor", directive.timeout, now), name
+
+
+def _moment(what: str, until: Any, now: float) -> float:
+    if isinstance(until, datetime):
+        if until.tzinfo is None:
+            raise StepError(f"{what} until a naive datetime is ambiguous; give one with a time zone")
+        return until.timestamp()
+    seconds = until.total_seconds() if isinstance(until, timedelta) else until
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
+        raise StepError(f"{what} takes seconds, a timedelta or an aware datetime, not {type(until).__name__}")
+    return min(now + float(min(max(0, seconds), FOREVER)), FOREVER)

@@ -1,0 +1,55 @@
+"""Places: how many executions run steps at once, handed on in the order in which they were asked for.
+
+Place in the life of an execution: before a step runs. Whoever waits for a place must still obey a pause or a cancel, so
+asking never blocks: a `Ticket` wakes its holder when it has become a place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+
+class Ticket:
+    """A place, or the wait for one."""
+
+    __slots__ = ("granted", "wake")
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self.wake = wake
+        self.granted = False
+
+
+class Places:
+    """A number of places; None for any number."""
+
+    def __init__(self, count: int | None) -> None:
+        self._free = count
+        self._queue: deque[Ticket] = deque()
+
+    def ask(self, wake: Callable[[], object]) -> Ticket:
+        ticket = Ticket(wake)
+        if self._free is None:
+            ticket.granted = True
+        elif self._free > 0:
+            self._free -= 1
+            ticket.granted = True
+        else:
+            self._queue.append(ticket)
+        return ticket
+
+    def give_back(self, ticket: Ticket) -> None:
+        """Leave a place, or the queue for one."""
+        if not ticket.granted:
+            self._queue.remove(ticket)
+        elif self._free is not None:
+            self._hand_on()
+        ticket.granted = False
+
+    def _hand_on(self) -> None:
+        if self._queue:
+            first = self._queue.popleft()
+            first.granted = True
+            first.wake()
+        elif self._free is not None:
+            self._free += 1

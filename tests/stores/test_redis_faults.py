@@ -1,0 +1,358 @@
+"""Redis and Valkey when things go wrong: lost answers, killed servers, full memory, replicas, wrong passwords."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+import redis
+
+from longrun.errors import LongrunError, StoreSettingsError, StoreUnavailableError
+from longrun.records import ExecutionState
+from longrun.stored import Head, Query, Save
+from longrun.stores.redis import RedisBackend, RedisCheckpointStore
+from longrun.testing.samples import change, claim, create, owned, send, step
+from tests.servers import RedisServer
+from tests.stores.redis_proxy import Relay
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def admin(disposable_redis: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(disposable_redis.url) as client:
+        yield client
+
+
+@pytest.fixture
+def backend(disposable_redis: RedisServer) -> Iterator[RedisBackend]:
+    store = RedisBackend(disposable_redis.url)
+    store.open()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def relay(disposable_redis: RedisServer) -> Iterator[Relay]:
+    with Relay(disposable_redis.socket) as relay:
+        yield relay
+
+
+@pytest.fixture
+def relayed(relay: Relay) -> Iterator[RedisBackend]:
+    """A store whose connection goes through the relay."""
+    store = RedisBackend(relay.url)
+    store.open()
+    yield store
+    store.close()
+
+
+class TestLostAnswers:
+    def test_a_batch_whose_answer_was_lost_is_applied_once(self, relay: Relay, relayed: RedisBackend) -> None:
+        """I9: it is sent again, recognised, and answered as the first time."""
+        new = owned("a")
+        second = step("a", new.head, put={"e": b"1"})
+        relay.lose(2)
+        answers = relayed.commit([new, second, send("a"), send("a", key="k"), owned("a")])
+        assert answers == [True, None, 1, 2, False]
+        assert relay.lost == 2
+        found = relayed.load("a")
+        assert found is not None
+        assert (found.head, len(found.messages)) == (second.head, 2)
+        assert [row.seq for row in relayed.boundaries("a")] == [1, 2]
+
+    def test_saves_whose_answer_was_lost_are_compared(self, relay: Relay, relayed: RedisBackend) -> None:
+        """I9."""
+        new = owned("a")
+        relayed.commit([new])
+        second = step("a", new.head)
+        third = step("a", second.head)
+        relay.lose(1)
+        assert relayed.commit([second, third]) == [None, None]
+        assert relay.lost == 1
+        assert [row.seq for row in relayed.boundaries("a")] == [1, 2, 3]
+
+    def test_a_claim_whose_answer_was_lost_is_given_once(self, relay: Relay, relayed: RedisBackend) -> None:
+        """I3, I9: with the fence of the first time."""
+        relayed.commit([create(id, ExecutionState.WAITING) for id in "abc"])
+        relay.lose(1)
+        given = relayed.claim(claim())
+        assert relay.lost == 1
+        assert [(one.definition.id, one.head.fence) for one in given] == [("a", 1), ("b", 1), ("c", 1)]
+
+    def test_a_claim_that_was_given_up_is_found_again(self, relay: Relay, relayed: RedisBackend) -> None:
+        """I4: the server gave it, nobody heard; the owner's next claim gets it, and it is not lost for ever."""
+        relayed.commit([create("a", ExecutionState.WAITING)])
+        relay.lose(1000)
+        with pytest.raises(StoreUnavailableError):
+            relayed.claim(claim())
+        relay.lose(0)
+        relayed.commit([create("b", ExecutionState.WAITING)])
+        given = relayed.claim(claim()) + relayed.claim(claim())
+        assert [(one.definition.id, one.head.fence) for one in given] == [("a", 1), ("b", 1)]
+        assert relayed.claim(claim()) == []
+
+    def test_a_deletion_whose_answer_was_lost(self, relay: Relay, relayed: RedisBackend) -> None:
+        relayed.commit([create("a", ExecutionState.COMPLETED)])
+        relay.lose(1)
+        assert relayed.delete(["a", "b"]) == [True, False]
+        assert relay.lost == 1
+
+    def test_connections_that_are_killed_during_commits(
+        self, backend: RedisBackend, admin: redis.Redis, campaign_size: int
+    ) -> None:
+        """I1, I9: nothing is lost and nothing is doubled."""
+        new = owned("a")
+        backend.commit([new])
+        stop = threading.Event()
+
+        def kill() -> None:
+            while not stop.is_set():
+                admin.client_kill_filter(_type="normal", skipme=True)
+                stop.wait(0.01)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            head, numbers = new.head, []
+            for _ in range(campaign_size * 3):
+                save = step("a", head)
+                answers = backend.commit([save, send("a", limit=10_000)])
+                numbers.append(answers[1])
+                head = save.head
+        finally:
+            stop.set()
+            killer.join()
+        assert [row.seq for row in backend.boundaries("a")] == list(range(1, head.seq + 1))
+        assert [message.id for message in backend.messages("a")] == numbers == list(range(1, len(numbers) + 1))
+
+
+class TestServerDeath:
+    def test_what_was_acknowledged_outlives_the_server(
+        self, disposable_redis: RedisServer, backend: RedisBackend, campaign_size: int
+    ) -> None:
+        """I1: the server is killed in the middle of commits and started again on its append-only file."""
+        news = [owned(f"x{n}") for n in range(20)]
+        backend.commit(news)
+        worker = _Saver(backend, [new.head for new in news], [new.id for new in news])
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        for _ in range(max(2, campaign_size // 10)):
+            worker.progress(5)
+            disposable_redis.kill()
+            disposable_redis.start()
+        worker.progress(5)
+        worker.stop.set()
+        thread.join(PATIENCE)
+        assert worker.errors == []
+        for id, head in zip(worker.ids, worker.acknowledged, strict=True):
+            found = backend.load(id)
+            assert found is not None
+            assert (found.head, found.damage) == (head, ())
+            assert [row.seq for row in backend.boundaries(id)] == list(range(1, head.seq + 1))
+
+    def test_while_it_is_away_every_call_says_so(self, disposable_redis: RedisServer, backend: RedisBackend) -> None:
+        backend.commit([create("a")])
+        disposable_redis.kill()
+        for call in (
+            lambda: backend.commit([send("a")]),
+            lambda: backend.claim(claim()),
+            lambda: backend.load("a"),
+            lambda: backend.wait(0.1),
+            backend.ping,
+        ):
+            with pytest.raises(StoreUnavailableError) as caught:
+                call()
+            assert isinstance(caught.value.__cause__, redis.RedisError | OSError)
+        disposable_redis.start()
+        assert backend.wait(0.1) is True
+        assert backend.commit([send("a")]) == [1]
+        assert len(backend.claim(claim())) == 1
+
+
+class _Saver:
+    """Saves all its executions again and again; what is refused for now it repeats with the same revision."""
+
+    def __init__(self, backend: RedisBackend, heads: list[Head], ids: list[str]) -> None:
+        self._backend = backend
+        self.ids, self.acknowledged = ids, heads
+        self.stop = threading.Event()
+        self.errors: list[object] = []
+        self._rounds = threading.Semaphore(0)
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            batch = [step(id, head) for id, head in zip(self.ids, self.acknowledged, strict=True)]
+            if self._committed(batch):
+                self.acknowledged = [save.head for save in batch]
+                self._rounds.release()
+
+    def _committed(self, batch: list[Save]) -> bool:
+        while True:
+            try:
+                answers = self._backend.commit(batch)
+            except StoreUnavailableError:
+                if self.stop.is_set():
+                    return False
+                continue
+            self.errors += [answer for answer in answers if answer is not None]
+            return True
+
+    def progress(self, rounds: int) -> None:
+        for _ in range(rounds):
+            assert self._rounds.acquire(timeout=PATIENCE)
+
+
+class TestRefusals:
+    def refused(self, backend: RedisBackend, save: Save) -> StoreUnavailableError:
+        with pytest.raises(StoreUnavailableError) as caught:
+            backend.commit([save, send(save.id), create("b")])
+        assert isinstance(caught.value.__cause__, redis.RedisError)
+        found = backend.load(save.id)
+        assert found is not None
+        assert (found.head.revision, found.messages) == (save.head.revision - 1, ())
+        assert backend.load("b") is None
+        return caught.value
+
+    def test_full_memory(self, backend: RedisBackend, admin: redis.Redis) -> None:
+        """Nothing of the batch is applied, the error says why, and work goes on when there is room."""
+        new = owned("a")
+        backend.commit([new])
+        admin.config_set("maxmemory", 1)
+        assert "memory is full" in str(self.refused(backend, step("a", new.head)))
+        admin.config_set("maxmemory", 0)
+        assert backend.commit([step("a", new.head)]) == [None]
+
+    def test_a_replica(self, backend: RedisBackend, admin: redis.Redis) -> None:
+        new = owned("a")
+        backend.commit([new])
+        admin.replicaof("127.0.0.1", "1")
+        assert "read-only replica" in str(self.refused(backend, step("a", new.head)))
+        admin.replicaof("NO", "ONE")
+        assert backend.commit([step("a", new.head)]) == [None]
+
+    def test_a_key_of_another_type_refuses_only_its_own_write(self, backend: RedisBackend, admin: redis.Redis) -> None:
+        a, b = owned("a"), owned("b")
+        backend.commit([a, b])
+        admin.delete("{longrun}:x:a")
+        admin.set("{longrun}:x:a", "not ours")
+        answers = backend.commit([step("a", a.head), step("b", b.head)])
+        assert isinstance(answers[0], LongrunError)
+        assert answers[1] is None
+
+    def test_a_restarted_server_has_forgotten_the_scripts(self, backend: RedisBackend, admin: redis.Redis) -> None:
+        new = owned("a")
+        backend.commit([new])
+        admin.script_flush()
+        assert backend.commit([step("a", new.head)]) == [None]
+
+
+class TestSettings:
+    SECRET = "correct-horse-battery"
+
+    @pytest.mark.parametrize("given", [None, "wrong-horse-battery"])
+    def test_a_password_that_is_wrong_or_missing(
+        self, disposable_redis: RedisServer, admin: redis.Redis, given: str | None
+    ) -> None:
+        admin.config_set("requirepass", self.SECRET)
+        password = "" if given is None else f"&password={given}"
+        store = RedisBackend(disposable_redis.url + password)
+        try:
+            with pytest.raises(StoreSettingsError) as caught:
+                store.open()
+            shown = "".join(traceback.format_exception(caught.value)) + repr(store) + str(store.describe())
+            assert "password" in str(caught.value)
+            assert str(given) not in shown
+        finally:
+            store.close()
+            admin.execute_command("AUTH", self.SECRET)
+            admin.config_set("requirepass", "")
+
+    def test_the_right_password_is_never_shown(self, disposable_redis: RedisServer, admin: redis.Redis) -> None:
+        admin.config_set("requirepass", self.SECRET)
+        store = RedisCheckpointStore(f"{disposable_redis.url}&password={self.SECRET}")
+        try:
+            store.backend.open()
+            assert self.SECRET not in repr(store) + str(store.backend.describe())
+        finally:
+            store.backend.close()
+            admin.execute_command("AUTH", self.SECRET)
+            admin.config_set("requirepass", "")
+
+    @pytest.mark.parametrize("url", ["nonsense", "http://:secret@host/", "redis://:sec#ret@host:port/0", "redis://h:x"])
+    def test_a_url_that_is_none(self, url: str) -> None:
+        with pytest.raises(StoreSettingsError, match="URL") as caught:
+            RedisBackend(url)
+        assert "sec" not in "".join(traceback.format_exception(caught.value)).replace("RedisBackend(url)", "")
+
+    def test_nobody_listens(self, tmp_path: Path) -> None:
+        store = RedisBackend(f"unix://{tmp_path}/nowhere")
+        with pytest.raises(StoreUnavailableError, match="no connection to unix:"):
+            store.open()
+        store.close()
+
+    def test_a_durable_server_is_called_by_its_name(
+        self, disposable_redis: RedisServer, backend: RedisBackend, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Valkey is never called Redis."""
+        facts = backend.describe()
+        assert facts["server"] == f"{disposable_redis.name} {disposable_redis.version}"
+        assert (facts["appendfsync"], facts["warnings"], backend.durable) == ("always", (), True)
+        assert caplog.records == []
+
+    @pytest.mark.parametrize(
+        ("settings", "word"),
+        [
+            ({"appendfsync": "everysec"}, "everysec"),
+            ({"appendonly": "no"}, "appendonly"),
+            ({"maxmemory": 1 << 30, "maxmemory-policy": "allkeys-lru"}, "allkeys-lru"),
+        ],
+    )
+    def test_a_server_that_may_lose_data_is_warned_about(
+        self,
+        disposable_redis: RedisServer,
+        admin: redis.Redis,
+        caplog: pytest.LogCaptureFixture,
+        settings: dict[str, str],
+        word: str,
+    ) -> None:
+        for name, value in settings.items():
+            admin.config_set(name, value)
+        store = RedisBackend(disposable_redis.url)
+        with caplog.at_level(logging.WARNING, "longrun"):
+            store.open()
+        store.close()
+        assert store.durable is False
+        (line,) = caplog.messages
+        assert line.startswith("store.not_durable")
+        assert word in line
+        assert word in str(store.describe()["warnings"])
+
+    def test_settings_that_may_not_be_asked_for_are_unknown(
+        self, disposable_redis: RedisServer, admin: redis.Redis
+    ) -> None:
+        admin.execute_command("ACL", "SETUSER", "plain", "on", ">pw", "~*", "&*", "+@all", "-config")
+        store = RedisBackend(f"{disposable_redis.url}&username=plain&password=pw")
+        store.open()
+        try:
+            assert (store.durable, store.describe()["appendfsync"]) == (False, "unknown")
+            assert store.commit([create("a")]) == [True]
+        finally:
+            store.close()
+
+
+def test_a_reader_sees_what_was_released_while_the_writer_is_refused(backend: RedisBackend, admin: redis.Redis) -> None:
+    """Reading goes on while the memory is full."""
+    new = owned("a")
+    backend.commit([new, change("a", new.head, head_fields={"owner": None, "state": ExecutionState.RESUMING})])
+    admin.config_set("maxmemory", 1)
+    assert [one.definition.id for one in backend.find(Query())] == ["a"]
+    assert backend.next_due() == 0
+    found = backend.load("a")
+    assert found is not None
+    assert found.head == attrs.evolve(new.head, revision=1, owner=None, state=ExecutionState.RESUMING)

@@ -1,0 +1,394 @@
+"""What is special to the Redis and Valkey store: damage, keys that expire, and how little a step costs the server."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+import redis
+
+from longrun.errors import ConfigError, CorruptDataError, LeaseLostError, NewerFormatError, StoreSettingsError
+from longrun.records import ExecutionState
+from longrun.stored import Create, Head, Loaded, Query, Write
+from longrun.stores.redis import RedisBackend
+from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
+from tests.servers import RedisServer, Source
+
+PATIENCE = 30.0
+S = ExecutionState
+
+
+class Keys:
+    """The keys of one store, as somebody with redis-cli sees them."""
+
+    def __init__(self, client: redis.Redis, prefix: str) -> None:
+        self.client: Any = client  # its annotations are those of its asynchronous twin too
+        self.prefix = prefix
+
+    def name(self, rest: str) -> str:
+        return f"{{{self.prefix}}}:{rest}"
+
+    def damage(self, rest: str, field: str, at: int = -1) -> bytes:
+        """Change one bit of a value; the damaged bytes."""
+        value = bytearray(self.client.hget(self.name(rest), field))
+        value[at] ^= 1
+        self.client.hset(self.name(rest), field, bytes(value))
+        return bytes(value)
+
+    def quarantine(self) -> dict[str, bytes]:
+        found = self.client.hgetall(self.name("quarantine"))
+        return {field.decode(): value for field, value in found.items()}
+
+    def all(self) -> list[str]:
+        return sorted(key.decode() for key in self.client.scan_iter(match=self.name("*"), count=1000))
+
+
+@pytest.fixture
+def keys(redis_server: RedisServer | Source) -> Iterator[Keys]:
+    assert redis_server.url is not None
+    with redis.Redis.from_url(redis_server.url) as client:
+        keys = Keys(client, f"test:{uuid.uuid4().hex}")
+        yield keys
+        for key in keys.all():
+            client.delete(key)
+
+
+@pytest.fixture
+def opened(redis_server: RedisServer | Source, keys: Keys) -> Iterator[Callable[..., RedisBackend]]:
+    """Makes and opens a store on the test's own prefix, and closes it after the test."""
+    made: list[RedisBackend] = []
+
+    def make(**options: Any) -> RedisBackend:
+        assert redis_server.url is not None
+        backend = RedisBackend(redis_server.url, prefix=keys.prefix, **options)
+        made.append(backend)
+        backend.open()
+        return backend
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+@pytest.fixture
+def backend(opened: Callable[..., RedisBackend]) -> RedisBackend:
+    return opened()
+
+
+def done(backend: RedisBackend, *writes: Write) -> list[object]:
+    """Commit as one batch; none of the writes may be refused."""
+    answers = backend.commit(writes)
+    assert not [answer for answer in answers if isinstance(answer, Exception)]
+    return list(answers)
+
+
+def created(backend: RedisBackend, *creates: Create) -> None:
+    assert done(backend, *creates) == [True] * len(creates)
+
+
+def ids_of(found: list[Loaded]) -> list[str]:
+    return [one.definition.id for one in found]
+
+
+def load(backend: RedisBackend, id: str = "a") -> Loaded:
+    found = backend.load(id)
+    assert found is not None
+    return found
+
+
+class TestDamage:
+    """I5: found by its checksum, kept in quarantine, and the newest readable checkpoint is used."""
+
+    def three(self, backend: RedisBackend) -> Head:
+        """An execution with three checkpoints, a blob of its own each, and an entry."""
+        new = owned("a", blobs={"b1": b"1"})
+        second = step("a", new.head, boundaries=(boundary(2, blobs=("b2",)),), blobs={"b2": b"22"})
+        third = step("a", second.head, boundaries=(boundary(3, blobs=("b3",)),), blobs={"b3": b"33"}, put={"e": b"e"})
+        done(backend, new, second, third)
+        return third.head
+
+    @pytest.mark.parametrize(("kind", "field"), [("s", "3"), ("b", "3"), ("o", "b3")])
+    def test_a_damaged_checkpoint(self, backend: RedisBackend, keys: Keys, kind: str, field: str) -> None:
+        head = self.three(backend)
+        bad = keys.damage(f"{kind}:a", field)
+        found = load(backend)
+        assert (found.boundary.seq, found.boundary.data, found.blobs) == (2, b"state 2", {"b2": b"22"})
+        assert found.head == attrs.evolve(head, step=1, visit=2, iteration=0, attempt=0, seq=3)
+        assert found.entries == {}
+        assert found.damage
+        assert bad in keys.quarantine().values()
+        (given,) = backend.claim(claim("new", dead=frozenset({"me"})))
+        assert (given.head.step, given.head.fence, given.boundary.seq) == (1, 2, 2)
+        after = step("a", given.head)
+        assert done(backend, after) == [None]
+        assert (load(backend).boundary.seq, load(backend).damage) == (4, ())
+
+    @pytest.mark.parametrize("at", [0, 10, -1])
+    def test_a_damaged_head(self, backend: RedisBackend, keys: Keys, at: int) -> None:
+        head = self.three(backend)
+        bad = keys.damage("x:a", "h", at)
+        found = load(backend)
+        assert (found.boundary.seq, found.head.step, found.head.visit) == (3, 2, 3)
+        assert (found.head.fence, found.head.revision, found.head.seq, found.head.owner) == (1, 2, 3, "me")
+        assert keys.quarantine()["a head"] == bad
+        assert [one.head.revision for one in backend.find(Query())] == [2]
+        assert done(backend, step("a", found.head)) == [None]
+        assert load(backend).damage == ()
+        assert head.seq == 3
+
+    @pytest.mark.parametrize("at", [0, 9, 11, -1])
+    def test_a_damaged_control_record(self, backend: RedisBackend, keys: Keys, at: int) -> None:
+        """I3: whose it was cannot be believed. It is claimed anew, and the former owner is refused."""
+        head = self.three(backend)
+        keys.damage("x:a", "c", at)
+        assert load(backend).damage
+        (given,) = backend.claim(claim("new", dead=frozenset({"me"})))
+        assert (given.head.owner, given.head.revision, given.head.step) == ("new", 2, head.step)
+        assert given.head.fence > 1_000_000
+        (answer,) = backend.commit([step("a", head)])
+        assert isinstance(answer, LeaseLostError)
+        assert done(backend, step("a", given.head)) == [None]
+        assert backend.count(Query()) == {S.RUNNING: 1}
+
+    def test_head_and_control_record_both_damaged(self, backend: RedisBackend, keys: Keys) -> None:
+        """The listing still knows the state."""
+        new = create("a", S.WAITING)
+        created(backend, new)
+        keys.damage("x:a", "c", 10)
+        keys.damage("x:a", "h")
+        (given,) = backend.claim(claim("new", ids=("a",)))
+        assert (given.head.state, given.head.owner, given.boundary.data) == (S.WAITING, "new", b"state 1")
+        assert given.damage
+
+    def test_a_damaged_entry_discredits_all_of_them(self, backend: RedisBackend, keys: Keys) -> None:
+        new = owned("a")
+        done(backend, new, change("a", new.head, put={"e": b"1", "f": b"2"}))
+        keys.damage("e:a", "e")
+        found = load(backend)
+        assert (found.entries, found.boundary.seq) == ({}, 1)
+        assert found.damage
+
+    def test_a_damaged_message_leaves_the_queue(self, backend: RedisBackend, keys: Keys) -> None:
+        done(backend, owned("a"), send("a", payload=b"1"), send("a", payload=b"2"))
+        bad = keys.damage("m:a", "1")
+        assert [message.id for message in backend.messages("a")] == [2]
+        assert keys.quarantine() == {"a message/1": bad}
+        assert load(backend).damage == ()
+        keys.damage("m:a", "2")
+        assert load(backend).messages == ()
+        assert backend.pending("me") == []
+
+    def test_what_strayed_from_elsewhere_is_found_out(self, backend: RedisBackend, keys: Keys) -> None:
+        """A checksum covers whose a value is."""
+        new = owned("b", data=b"other")
+        created(backend, new)
+        self.three(backend)
+        keys.client.hset(keys.name("s:a"), "3", keys.client.hget(keys.name("s:b"), "1"))
+        assert load(backend).boundary.seq == 2
+        keys.client.hset(keys.name("s:a"), "2", keys.client.hget(keys.name("s:a"), "1"))
+        assert load(backend).boundary.seq == 1
+
+    def test_a_damaged_definition_blocks_what_is_claimed(self, backend: RedisBackend, keys: Keys) -> None:
+        """There is no second copy of it. The others go on."""
+        created(backend, create("a"), create("b"))
+        bad = keys.damage("x:a", "d")
+        with pytest.raises(CorruptDataError):
+            backend.load("a")
+        assert keys.quarantine()["a definition"] == bad
+        assert ids_of(backend.claim(claim())) == ["b"]
+        assert backend.count(Query()) == {S.RUNNING: 1, S.BLOCKED: 1}
+        assert backend.claim(claim("you")) == []
+
+    def test_nothing_readable_at_all(self, backend: RedisBackend, keys: Keys) -> None:
+        created(backend, create("a"))
+        keys.damage("s:a", "1")
+        with pytest.raises(CorruptDataError):
+            backend.load("a")
+        with pytest.raises(CorruptDataError):
+            backend.checkpoint("a", 1)
+
+    def test_a_damaged_row_is_left_out_of_the_history(self, backend: RedisBackend, keys: Keys) -> None:
+        self.three(backend)
+        keys.damage("b:a", "2")
+        assert [row.seq for row in backend.boundaries("a")] == [1, 3]
+
+    def test_an_index_that_lies_is_not_believed(self, backend: RedisBackend, keys: Keys) -> None:
+        """An entry that its execution does not bear out is removed on sight."""
+        new = owned("a", "other")
+        created(backend, new)
+        member = keys.client.zrange(keys.name("i:owned:running:=other"), 0, 0)[0]
+        keys.client.zadd(keys.name("i:owned:running:=dead"), {member: 0})
+        assert backend.claim(claim(dead=frozenset({"dead"}))) == []
+        assert keys.client.zcard(keys.name("i:owned:running:=dead")) == 0
+
+
+END: dict[str, Any] = {"state": S.COMPLETED, "owner": None, "ended": NOW}
+
+
+class TestExpiry:
+    def test_only_what_is_finished_expires(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
+        """I16: all its keys at one moment; what runs, waits or is paused never."""
+        backend = opened(finished_ttl=1000.0)
+        a = owned("a", blobs={"b": b"1"})
+        first = change("a", a.head, put={"e": b"1"})
+        done(backend, a, first, send("a", key="k"), *[create(f"x-{state}", state) for state in S if not state.finished])
+        assert {keys.client.pttl(key) for key in keys.all() if ":last:" not in key} == {-1}
+        done(backend, change("a", first.head, head_fields=END | {"state": S.FAILED}), send("a"))
+        moments = {keys.client.pttl(keys.name(f"{kind}:a")) for kind in "xbsoemk"}
+        assert all(0 < left <= 1_000_000 for left in moments)
+        assert {keys.client.pttl(key) for key in keys.all() if ":x:x-" in key} == {-1}
+
+    def test_what_is_retried_does_not_expire(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
+        backend = opened(finished_ttl=1000.0)
+        new = owned("a")
+        failed = change("a", new.head, head_fields=END | {"state": S.FAILED})
+        again = change("a", failed.head, head_fields={"state": S.RESUMING, "ended": None})
+        done(backend, new, failed, again)
+        assert {keys.client.pttl(keys.name(f"{kind}:a")) for kind in "xbs"} == {-1}
+        assert keys.client.zcard(keys.name("i:gone")) == 0
+
+    def test_what_expired_leaves_no_trace(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
+        backend = opened(finished_ttl=0.02)
+        news = [owned(f"x{n}", parent_id="p") for n in range(300)]
+        done(backend, *news, owned("stays"))
+        done(backend, *[change(new.id, new.head, head_fields=END) for new in news])
+        deadline = time.monotonic() + PATIENCE
+        while backend.count(Query()) != {S.RUNNING: 1}:
+            assert time.monotonic() < deadline
+        assert [one.definition.id for one in backend.find(Query())] == ["stays"]
+        assert backend.find(Query(parent_id="p")) == []
+        assert [key for key in keys.all() if ":i:" in key and b"x1" in b"".join(_members(keys, key))] == []
+
+    def test_an_id_that_expired_can_be_used_again(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
+        """It is listed once, by what it is now, whether or not the indexes were swept."""
+        backend = opened(finished_ttl=0.001)
+        created(backend, create("a", S.FAILED, workflow="old", parent_id="p"))
+        deadline = time.monotonic() + PATIENCE
+        while keys.client.exists(keys.name("x:a")):
+            assert time.monotonic() < deadline
+        created(backend, create("a", S.WAITING))
+        assert [one.head.state for one in backend.find(Query())] == [S.WAITING]
+        assert backend.find(Query(parent_id="p")) == backend.find(Query(workflows=frozenset({"old"}))) == []
+        assert keys.client.pttl(keys.name("x:a")) == -1
+
+    def test_without_it_what_is_finished_stays(self, backend: RedisBackend, keys: Keys) -> None:
+        new = owned("a")
+        done(backend, new, change("a", new.head, head_fields=END))
+        assert keys.client.pttl(keys.name("x:a")) == -1
+
+
+def _members(keys: Keys, key: str) -> list[bytes]:
+    if keys.client.type(key) == b"zset":
+        return list(keys.client.zrange(key, 0, -1))
+    if keys.client.type(key) == b"hash":
+        return list(keys.client.hkeys(key))
+    return list(keys.client.smembers(key))
+
+
+class TestCost:
+    """What a step asks of the server. Counted by the server itself."""
+
+    def calls(self, keys: Keys, function: Callable[[], object]) -> dict[str, int]:
+        keys.client.config_resetstat()
+        function()
+        stats = keys.client.info("commandstats")
+        return {name.removeprefix("cmdstat_"): value["calls"] for name, value in stats.items()}
+
+    def test_a_batch_of_steps_is_one_call_and_touches_no_index(self, backend: RedisBackend, keys: Keys) -> None:
+        news = [owned(f"x{n}") for n in range(500)]
+        done(backend, *news)
+        done(backend, *[step(new.id, new.head) for new in news])  # the server has the script now
+        seconds = [step(new.id, step(new.id, new.head).head) for new in news]
+        calls = self.calls(keys, lambda: done(backend, *seconds))
+        assert calls["evalsha"] == 1
+        assert (calls["hget"], calls["hset"]) == (500, 1500)
+        assert not {"zadd", "zrem", "sadd", "publish", "hgetall", "set"} & set(calls)
+
+    def test_a_large_batch_is_split(self, backend: RedisBackend, keys: Keys) -> None:
+        """No call holds the server for long: by number, and by bytes."""
+        news = [owned(f"x{n}") for n in range(2500)]
+        assert self.calls(keys, lambda: done(backend, *news))["evalsha"] == 3
+        large = [step(new.id, new.head, put={"e": bytes(3 << 20)}) for new in news[:8]]
+        assert self.calls(keys, lambda: done(backend, *large))["evalsha"] == 3
+
+    def test_large_states_are_loaded_in_several_calls(self, backend: RedisBackend, keys: Keys) -> None:
+        news = [owned(f"x{n}", "dead", data=bytes(3 << 20)) for n in range(8)]
+        done(backend, *news)
+        given: list[Loaded] = []
+        calls = self.calls(keys, lambda: given.extend(backend.claim(claim(dead=frozenset({"dead"})))))
+        assert [one.boundary.data for one in given] == [bytes(3 << 20)] * 8
+        assert calls["evalsha"] == 4
+
+    def test_a_claim_does_not_look_at_what_is_finished(self, backend: RedisBackend, keys: Keys) -> None:
+        done(backend, *[create(f"f{n}", S.COMPLETED, head_fields={"ended": NOW}) for n in range(1000)])
+        done(backend, create("a", S.WAITING))
+        calls = self.calls(keys, lambda: backend.claim(claim()))
+        assert calls["hmget"] < 10
+
+    def test_a_claim_does_not_look_at_other_workflows(self, backend: RedisBackend, keys: Keys) -> None:
+        done(backend, *[create(f"f{n}", S.WAITING, workflow="other") for n in range(1000)])
+        done(backend, create("a", S.WAITING))
+        calls = self.calls(keys, lambda: backend.claim(claim(workflows=frozenset({"flow"}))))
+        assert calls["hmget"] < 10
+
+
+class TestLife:
+    def test_a_newer_format_is_refused(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
+        keys.client.set(keys.name("format"), "2")
+        with pytest.raises(NewerFormatError):
+            opened()
+
+    def test_what_is_not_ours_is_refused(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
+        keys.client.set(keys.name("format"), "hello")
+        with pytest.raises(StoreSettingsError, match="prefix"):
+            opened()
+
+    @pytest.mark.parametrize("prefix", ["", "a{b", "a b", "x" * 101, "ü"])
+    def test_a_prefix_that_could_be_misread_is_refused(self, prefix: str) -> None:
+        with pytest.raises(ConfigError):
+            RedisBackend("redis://localhost", prefix=prefix)
+
+    def test_prefixes_keep_stores_apart(self, redis_url: str, keys: Keys, backend: RedisBackend) -> None:
+        other = RedisBackend(redis_url, prefix=keys.prefix + "2")
+        other.open()
+        created(backend, create("a"))
+        assert (other.load("a"), other.find(Query()), other.claim(claim())) == (None, [], [])
+        for key in keys.client.scan_iter(match=f"{{{keys.prefix}2}}*"):
+            keys.client.delete(key)
+        other.close()
+
+    def test_a_client_that_was_given_stays_open(self, keys: Keys) -> None:
+        store = RedisBackend(keys.client, prefix=keys.prefix)
+        store.open()
+        created(store, create("a"))
+        store.close()
+        assert keys.client.ping()
+
+    def test_a_client_that_decodes_is_refused(self, redis_server: RedisServer | Source) -> None:
+        assert redis_server.url is not None
+        with (
+            redis.Redis.from_url(redis_server.url, decode_responses=True) as client,
+            pytest.raises(StoreSettingsError, match="decode_responses"),
+        ):
+            RedisBackend(client)
+
+    def test_what_became_due_by_another_clock_is_not_given_early(self, backend: RedisBackend) -> None:
+        """A claimer whose clock runs ahead does not make it due for the others."""
+        created(backend, create("a", S.WAITING, head_fields={"due": NOW + 5}))
+        assert backend.claim(claim(now=NOW + 9, workflows=frozenset({"none"}))) == []
+        assert backend.claim(claim()) == []
+        assert backend.next_due() == NOW + 5
+        assert ids_of(backend.claim(claim(now=NOW + 5))) == ["a"]
+
+    def test_many_that_ended_are_paged_through(self, backend: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Above a number of them the listing is read instead of the index of ends; both give the same."""
+        done(backend, *[create(f"f{n:03}", S.FAILED, head_fields={"ended": NOW + n % 7}) for n in range(100)])
+        query = Query(ended_before=NOW + 3, limit=200)
+        few = backend.find(query)
+        monkeypatch.setattr("longrun.stores._redis.finding.ENDED", 10)
+        assert backend.find(query) == few
+        assert len(few) == len([n for n in range(100) if n % 7 < 3])
