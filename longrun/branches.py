@@ -231,9 +231,13 @@ def describe(error: BaseException) -> str:
 
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error inside groups of one, as a step's author would have seen it without a task group."""
+    """The first error of a group, as a step's author would have seen it without a task group. What is not an error (a
+    cancellation) goes before errors that came with it: nobody will read their outcome."""
+    _, others = group.split(Exception)
+    if others is not None:
+        return others
     error: BaseException = group
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+    while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 

@@ -33,6 +33,10 @@ class Clock:
                 await event.wait()
         return event.is_set()
 
+    async def breathe(self, seconds: float) -> None:
+        """A breath for the machine, not a moment in an execution's life: real time, whatever clock this is."""
+        await anyio.sleep(seconds)
+
     def block(self, event: threading.Event, seconds: float) -> bool:
         """The same for a thread: block until `event` is set, at most `seconds`; True if it was."""
         return event.wait(seconds)

@@ -1,7 +1,7 @@
 """Obey: what an owner does about the control messages of its execution.
 
-Place in the life of an execution: between steps, and at the points inside them. Messages are obeyed in one durable write
-that takes them, so that a request is either still waiting or already true.
+Place in the life of an execution: between steps, and at the points inside them. Messages are obeyed in one durable
+write that takes them, so that a request is either still waiting or already true.
 """
 
 from __future__ import annotations
@@ -110,9 +110,8 @@ class Obedience:
         book = self._book
         head = book.head
         if head.state is State.PAUSED and was_waiting(head):
-            event = (EventType.RESUMED, {})
             changes = {"state": State.WAITING, "hold": False, "reason": None}
-            await book.cross(book.boundary(message.kind), changes, events=(event,), take=take)
+            await book.cross(book.boundary(message.kind), changes, events=((EventType.RESUMED, {}),), take=take)
             return
         if head.state not in STOPPED:
             await book.commit({}, take=take)

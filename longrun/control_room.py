@@ -1,15 +1,15 @@
 """Control from anywhere: durable requests, and waiting for their effect.
 
-Place in the life of an execution: beside it. A request is stored first; then whoever owns the execution obeys it, and if
-nobody alive does, this program claims the execution and obeys it itself. `Executor` and `Client` are both control rooms;
-they differ in what they do with an execution they have claimed.
+Place in the life of an execution: beside it. A request is stored first; then whoever owns the execution obeys it, and
+if nobody alive does, this program claims the execution and obeys it itself. `Executor` and `Client` are both control
+rooms; they differ in what they do with an execution they have claimed.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import anyio
@@ -19,7 +19,7 @@ from attrs import frozen
 from longrun import codec
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.desk import UNCHANGED, Desk, check_name, encode_payload
-from longrun.errors import ConfigError, InvalidStateError
+from longrun.errors import ConfigError, InvalidStateError, StoreUnavailableError
 from longrun.events import Bus, EventType, ExecutionEvent
 from longrun.records import FINISHED, ExecutionState, check_id, to_time
 from longrun.registry import StepRegistry
@@ -55,6 +55,8 @@ class ControlRoom(Desk, abc.ABC):
 
     def __init__(self, store: CheckpointStore, registry: StepRegistry | None, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(store, registry, clock)
+        self.closed = False
+        """Whether it has been left: nobody is there any more to see to anything."""
         self.bus = Bus()
         self._changed = anyio.Event()
 
@@ -86,15 +88,22 @@ class ControlRoom(Desk, abc.ABC):
         """End it now, for good. With `children`, everything it started too."""
         if reason is not None and not isinstance(reason, str):
             raise ConfigError("reason", reason, "give a string or None")
-        if children:
-            await self._cancel_children(id, reason, timeout)
         loaded = await self.store.load(check_id(id))
-        if loaded.head.state is not State.CANCELLED:
-            await self._request(id, "cancel", UNFINISHED, options={"reason": reason}, timeout=timeout)
+        try:
+            if loaded.head.state is not State.CANCELLED:
+                await self._request(id, "cancel", UNFINISHED, options={"reason": reason}, timeout=timeout)
+        finally:  # after the parent, which could start more of them; also if it has ended in its own way
+            if children:
+                await self._cancel_children(id, reason, timeout)
 
     async def _cancel_children(self, id: str, reason: str | None, timeout: float | None) -> None:
-        for child in await self.store.find(Query(parent_id=check_id(id), states=UNFINISHED, limit=10_000)):
-            await self.cancel(child.definition.id, reason, children=True, timeout=timeout)
+        query = Query(parent_id=check_id(id), limit=500)
+        while page := await self.store.find(query):
+            last = page[-1].definition
+            query = attrs.evolve(query, after=(last.created, last.id))
+            for child in page:
+                with contextlib.suppress(InvalidStateError):  # it has ended: its own children may not have
+                    await self.cancel(child.definition.id, reason, children=True, timeout=timeout)
 
     async def signal(
         self, id: str, name: str, payload: Any = None, *, key: str | None = None, timeout: float | None = None
@@ -109,8 +118,8 @@ class ControlRoom(Desk, abc.ABC):
         message = Message(
             kind="signal", name=name, key=key, payload=encode_payload(payload, "payload"), sent=self.clock.now()
         )
-        await self.store.send(id, message, limit=SIGNAL_LIMIT)
-        self.look()
+        with anyio.fail_after(timeout):
+            await self.store.send(id, message, limit=SIGNAL_LIMIT)
 
     async def retry(self, id: str, *, state: Any = UNCHANGED, timeout: float | None = None) -> None:
         """Run a failed execution again at the step that failed, with its progress inside the step."""
@@ -166,8 +175,9 @@ class ControlRoom(Desk, abc.ABC):
                 raise InvalidStateError(id, state, message.kind)
             if not waits:
                 return
-            if not await self.take_over(loaded):
-                await self.clock.wait(changed, LOOK_AGAIN)
+            states = frozenset({State.FAILED}) if message.kind == "retry" else UNFINISHED
+            if not await self.take_over(loaded, states):
+                await self.await_change(changed)
 
     # waiting
 
@@ -178,7 +188,13 @@ class ControlRoom(Desk, abc.ABC):
             loaded = await self.store.load(check_id(id))
             if loaded.head.state in states or loaded.head.state.finished:
                 return loaded
-            await self.clock.wait(changed, LOOK_AGAIN)
+            await self.await_change(changed)
+
+    async def await_change(self, changed: anyio.Event) -> None:
+        if self.closed:
+            raise StoreUnavailableError(self.store.backend.kind, "the executor that was asked has been left")
+        with anyio.move_on_after(LOOK_AGAIN):
+            await changed.wait()
 
     def look(self) -> None:
         """Something may have changed: let everybody who waits look."""
@@ -192,15 +208,13 @@ class ControlRoom(Desk, abc.ABC):
         return False
 
     @abc.abstractmethod
-    async def take_over(self, loaded: Loaded) -> bool:
-        """Claim an execution that nobody alive owns, and obey its messages; False if somebody does own it."""
+    async def take_over(self, loaded: Loaded, states: frozenset[ExecutionState] = UNFINISHED) -> bool:
+        """Claim an execution that nobody alive owns, if it is in `states`, and obey its messages; False if it cannot be
+        had."""
 
     async def ended_here(self, id: str) -> Ended | None:
         """Wait for the end of an execution that runs here; None if it does not, or ends without a result."""
         return None
-
-    def slot_given_back(self) -> AbstractAsyncContextManager[Any]:
-        return nullcontext()
 
     def events_of(self, id: str) -> AsyncIterator[ExecutionEvent]:
         """The events of one execution from now on, told from its stored rows."""
@@ -248,4 +262,4 @@ async def follow_rows(room: ControlRoom, id: str, after: int | None = None) -> A
         if not rows:
             if (await room.store.load(id)).head.state.finished:
                 return
-            await room.clock.wait(changed, LOOK_AGAIN)
+            await room.await_change(changed)

@@ -1,7 +1,7 @@
 """Where an execution goes when a step has ended: on, elsewhere, again, to sleep, to its end, or into a back-off.
 
-Place in the life of an execution: checkpoint, event, finish. Each way is one durable write, with the events that it makes
-true. What a directive asks for that makes no sense is the step's error.
+Place in the life of an execution: checkpoint, event, finish. Each way is one durable write, with the events that it
+makes true. What a directive asks for that makes no sense is the step's error.
 """
 
 from __future__ import annotations

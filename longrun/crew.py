@@ -1,12 +1,13 @@
-"""The runners of one program: their lease, their slots, their delivery of messages, and their orderly end.
+"""The runners of one program: their lease, their places, their delivery of messages, and their orderly end.
 
 Place in the life of an execution: claim, run, leave. `Executor` and `Worker` are crews with a public face.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -16,30 +17,29 @@ from longrun.attempt import Engine, LoopEngine, ThreadEngine
 from longrun.book import MISSING, Book
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.control import Obedience
-from longrun.control_room import ControlRoom, Ended
-from longrun.errors import ConfigError, LongrunError
+from longrun.control_room import Ended
+from longrun.errors import ConfigError, LeaseLostError, LongrunError
 from longrun.events import EventType, ExecutionEvent, Listener
-from longrun.lease import LeaseKeeper, gone
+from longrun.lease import LeaseKeeper
 from longrun.life import LifeLock
 from longrun.logging import get_logger
+from longrun.places import Places
 from longrun.records import ExecutionState, ExecutorConfig, to_time
 from longrun.registry import Step, StepRegistry
 from longrun.runner import Runner
-from longrun.stored import Claim, Head, Loaded, Message, Query, Save
+from longrun.starting import Starting
+from longrun.stored import Head, Loaded, Message, Query, Save
 from longrun.stores.store import CheckpointStore
-from longrun.sweep import SWEPT_STATES, Sweeper
+from longrun.sweep import SWEPT_STATES, UNFINISHED, Sweeper
 from longrun.threads import StepThreads
 
 State = ExecutionState
 LAST_WORDS = 5.0
 """How long a step may take to unwind after it was cancelled before it is reported."""
-SUSPECT = 2
-"""From this many crashes on, executions run one at a time until they have made progress."""
-LISTENER_GRACE = 0.1
-"""How long a result waits for listeners that are behind."""
+RESTING = frozenset({State.PAUSED, State.WAITING, State.INITIALIZED})
 
 
-class Crew(ControlRoom):
+class Crew(Starting):
     """Everything that runs here."""
 
     keeps_paused = True
@@ -59,15 +59,26 @@ class Crew(ControlRoom):
         self.config = config
         self.strict = strict
         """Pass every state through the codec between steps, so that what a crash would change shows at once."""
+        self.save_interval = float("inf") if config.durability == "exit" else config.checkpoint_interval
         self.log = get_logger()
         self.runners: dict[str, Runner] = {}
+        self.resting: dict[str, Head] = {}
+        """What is owned here and has no runner: paused, or parked with signals waiting that it does not want yet."""
+        self.left_behind: dict[str, anyio.Event] = {}
+        """Executions whose last attempt was stopped while its thread ran on, and when that thread has ended."""
         self.ad_hoc: set[str] = set()
-        self.unsure: set[str] = set()
+        self.starting: set[str] = set()
         self.owner = ""
         self.draining = False
         self.takes_work = config.auto_resume
+        self.places = Places(config.max_concurrency)
+        self.suspects = Places(1)
         self.sweeper = Sweeper(self, self.swept_states)
-        self._paused: dict[str, Head] = {}
+        self.stirred = anyio.Event()
+        self._emptied = anyio.Event()
+        self._errands: deque[tuple[Callable[[], Awaitable[Any]], str]] = deque()
+        self._errand = anyio.Event()
+        self._patience = anyio.CancelScope()
         self._deadline: float | None = None
         self._signed_on = False
 
@@ -76,19 +87,17 @@ class Crew(ControlRoom):
     async def sign_on(self, listener: Listener | None) -> None:
         """Take a lease and begin to look for work."""
         self.threads = StepThreads()
-        self.stirred = anyio.Event()
         self._engines: dict[str, Engine] = {"loop": LoopEngine(), "thread": ThreadEngine()}
-        self._slots = None if self.config.max_concurrency is None else anyio.Semaphore(self.config.max_concurrency)
-        self._suspects = anyio.Semaphore(1)
-        self._emptied = anyio.Event()
         await self._take_lease()
         self._tasks = await anyio.create_task_group().__aenter__()
         self._background = await anyio.create_task_group().__aenter__()
         self._callback = None if listener is None else self.bus.call(listener)
         if self._callback is not None and self._callback.is_async:
             self._background.start_soon(self._callback.serve, name="longrun-listener")
-        self._unwatch = self.store.watch(self._store_changed)
-        self._background.start_soon(self.sweeper.run, name="longrun-sweep")
+        self._unwatch = self.store.watch(self.stir)
+        self._sweeping = anyio.CancelScope()
+        self._background.start_soon(self._run_errands, name="longrun-errands")
+        self._background.start_soon(self._sweep, name="longrun-sweep")
         self._background.start_soon(self._beat, name="longrun-beat")
         self._signed_on = True
 
@@ -100,6 +109,7 @@ class Crew(ControlRoom):
             self._lock,
             interval=self.config.heartbeat_interval,
             ttl=self.config.lease_ttl,
+            clock=self.clock,
             lost=self._lease_lost,
             workflows=tuple(workflow.name for workflow in self.registry.workflows),
             queues=tuple(self.queues or ()),
@@ -117,23 +127,30 @@ class Crew(ControlRoom):
 
     async def drain(self) -> None:
         """Let running steps come to a point, then cancel them. Nothing of this is stored as cancelled."""
-        self._deadline = self.clock.monotonic() + self.config.drain_timeout
+        if self.draining:
+            return
+        self._deadline = time.monotonic() + self.config.drain_timeout
         self.draining = True
+        self._sweeping.cancel()
         for runner in list(self.runners.values()):
             runner.drain()
         await self._until_empty(self.config.drain_timeout)
+        await self.sweeper.claims_made(LAST_WORDS)
         for runner in list(self.runners.values()):
             runner.interrupt()
         if not await self._until_empty(LAST_WORDS):
             for runner in self.runners.values():
-                self.log.error("step.swallows_cancellation", execution=runner.id, step=runner.book.step_name)
-        for id, head in list(self._paused.items()):
+                self.log.error("step.does_not_stop", execution=runner.id, step=runner.book.step_name)
+        for id, head in list(self.resting.items()):
             await self._release(id, head)
 
-    async def _until_empty(self, seconds: float | None) -> bool:
-        with anyio.move_on_after(seconds):
-            while self.runners:
-                self._emptied = anyio.Event()
+    def hurry(self) -> None:
+        """Wait no longer for steps that are being drained."""
+        self._patience.cancel()
+
+    async def _until_empty(self, seconds: float) -> bool:
+        with anyio.move_on_after(seconds) as self._patience:
+            while self.runners or self.starting:
                 await self._emptied.wait()
         return not self.runners
 
@@ -155,83 +172,91 @@ class Crew(ControlRoom):
             await engine.aclose()
         self.threads.close()
         try:
-            if self.runners:
-                self._lock.abandon()  # something would not end: its executions are freed by the lock, not by a promise
+            if self.runners or await self.store.count(Query(owner=self.owner)):
+                self._lock.abandon()  # something did not end: its executions are freed by the lock, not by a promise
                 return
             await self.store.unregister(self.owner)
             self._lock.release()
-        except LongrunError:
+        except BaseException as error:
             self._lock.abandon()
+            if not isinstance(error, LongrunError):
+                raise
 
     async def sign_off(self) -> None:
         """End the tasks. Outside any scope of our own: task groups must be left where they were entered."""
-        for group in (self._background, self._tasks):
-            group.cancel_scope.cancel()
-            await group.__aexit__(None, None, None)
+        self.draining = True
+        try:
+            self._background.cancel_scope.cancel()
+            await self._background.__aexit__(None, None, None)
+        finally:
+            self._tasks.cancel_scope.cancel()
+            await self._tasks.__aexit__(None, None, None)
 
     async def wait_idle(self) -> None:
         """Return when nothing runs here."""
-        await self._until_empty(None)
+        while self.runners:
+            await self._emptied.wait()
         if self._callback is not None:
             await self._callback.caught_up(1.0)
 
     # running
 
-    def run(self, loaded: Loaded, *, value: Any = MISSING, controls_only: bool = False) -> Runner:
+    def run(
+        self, loaded: Loaded, *, value: Any = MISSING, controls_only: bool = False, wakes_paused: bool = False
+    ) -> Runner:
         """Run an execution that this crew owns."""
-        runner = Runner(self, loaded, value=value, controls_only=controls_only)
+        runner = Runner(self, loaded, value=value, controls_only=controls_only, wakes_paused=wakes_paused)
         self.runners[runner.id] = runner
-        self._paused.pop(runner.id, None)
+        self.resting.pop(runner.id, None)
         self._tasks.start_soon(self._run, runner, name=f"longrun-{runner.id}")
         return runner
 
     async def _run(self, runner: Runner) -> None:
         try:
-            async with self._one_at_a_time(runner):
-                if self._slots is None:
-                    await runner.run()
-                else:
-                    async with self._slots:
-                        await runner.run()
-        except LongrunError as error:
-            self.log.error("execution.stopped", execution=runner.id, error_type=type(error).__name__)
+            await runner.run()
+        except LongrunError as error:  # refused for good by the store, or it cannot be stored
+            self.log.error("execution.stopped", execution=runner.id, error_type=type(error).__name__)  # noqa: TRY400 -- a traceback may quote a state
+            await self._put_aside(runner, str(error))
         except Exception as error:  # a defect of ours must not take the other executions along
-            self.log.error("runner.defect", execution=runner.id, error_type=type(error).__name__, exc_info=error)
-            await self._release(runner.id, runner.head)
+            self.log.exception("runner.defect", execution=runner.id, error_type=type(error).__name__)
+            await self._put_aside(runner, f"longrun itself failed: {type(error).__name__}")
         finally:
             self._ended(runner)
+
+    async def _put_aside(self, runner: Runner, reason: str) -> None:
+        """It cannot go on here and must not be taken up again at once: blocked, where it can be seen."""
+        try:
+            loaded = await self.store.load(runner.id)
+            if loaded.head.owner == self.owner and loaded.head.fence == runner.head.fence:
+                await self.block(loaded, reason)
+        except LongrunError as error:
+            self.log.error("execution.not_put_aside", execution=runner.id, error_type=type(error).__name__)  # noqa: TRY400 -- a traceback may quote a state
 
     def _ended(self, runner: Runner) -> None:
         if self.runners.get(runner.id) is runner:
             del self.runners[runner.id]
-        head = runner.head
-        if head.state is State.PAUSED and head.owner == self.owner and runner.book.outbox.lost is None:
-            self._paused[runner.id] = head
-        elif head.state is State.WAITING:
-            self.stir()
-        runner.ended.set()
-        self._emptied.set()
+        head, lost = runner.head, runner.book.outbox.lost
+        if lost is None and head.state in RESTING:
+            if head.owner == self.owner:
+                self.resting[runner.id] = head
+            if head.state is not State.PAUSED:
+                self.sweeper.set_timer(head, runner.id)
+        elif self.config.max_concurrency is not None:
+            self.stir()  # there is room again
+        runner.book.outbox.give_up(lost or LeaseLostError(runner.id, head.fence))
+        runner.finish()
+        emptied, self._emptied = self._emptied, anyio.Event()
+        emptied.set()
         self.look()
 
-    @asynccontextmanager
-    async def _one_at_a_time(self, runner: Runner) -> AsyncIterator[None]:
-        """Executions that were in flight at several crashes run alone until they have got somewhere."""
-        if runner.head.crashes < SUSPECT:
-            yield
-            return
-        await self._suspects.acquire()
-        held = [True]
+    def has(self, id: str) -> bool:
+        """Whether an execution is owned here and looked after."""
+        return id in self.runners or id in self.resting or id in self.starting
 
-        def clear() -> None:
-            if held:
-                held.pop()
-                self._suspects.release()
-
-        runner.book.on_progress = clear
-        try:
-            yield
-        finally:
-            clear()
+    def leave_behind(self, id: str, thread: anyio.Event) -> None:
+        """The next attempt waits for this thread to end."""
+        self.left_behind = {other: event for other, event in self.left_behind.items() if not event.is_set()}
+        self.left_behind[id] = thread
 
     def engine(self, step: Step) -> Engine:
         """Who calls a step's function."""
@@ -242,29 +267,25 @@ class Crew(ControlRoom):
             self._engines[name] = ProcessEngine()
         return self._engines[name]
 
-    def spawn(self, function: Callable[..., Any], *args: object, name: str) -> None:
-        self._tasks.start_soon(function, *args, name=name)
+    def spawn(self, function: Callable[[], Awaitable[Any]], *, name: str) -> None:
+        """Run something beside everything else. May be called where no task runs, such as in a store's answer."""
+        self._errands.append((function, name))
+        self._errand.set()
 
-    @asynccontextmanager
-    async def slot_given_back(self) -> AsyncIterator[None]:
-        """While this waits, another execution may run in its place."""
-        if self._slots is None:
-            yield
-            return
-        self._slots.release()
-        try:
-            yield
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._slots.acquire()
+    async def _run_errands(self) -> None:
+        while True:
+            await self._errand.wait()
+            self._errand = anyio.Event()
+            while self._errands:
+                function, name = self._errands.popleft()
+                self._background.start_soon(function, name=name)
 
     def shutdown_left(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - self.clock.monotonic())
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     async def block(self, loaded: Loaded, reason: str) -> None:
         """Store a claimed execution as blocked, or leave it so."""
-        book = Book(self, loaded)
-        obedience = Obedience(self, book, controls_only=True)
+        obedience = Obedience(self, Book(self, loaded), controls_only=True)
         if loaded.head.state is State.BLOCKED and loaded.head.reason == reason:
             await obedience.release()
         else:
@@ -313,22 +334,9 @@ class Crew(ControlRoom):
                 runner.tick(beats)
             if beats:
                 beat_at = now + config.heartbeat_interval
-                await self._settle_unsure()
             if now >= clean_at:
                 clean_at = now + config.retention.interval
                 await self._clean()
-
-    async def _settle_unsure(self) -> None:
-        """A start whose answer was lost may have been stored in our name: then it is ours to run."""
-        for id in list(self.unsure):
-            try:
-                if await self.store.exists(id):
-                    loaded = await self.store.load(id)
-                    if loaded.head.owner == self.owner and id not in self.runners:
-                        self.run(loaded)
-                self.unsure.discard(id)
-            except LongrunError as error:
-                self.log.warning("start.unsure", execution=id, error_type=type(error).__name__)
 
     async def _clean(self) -> None:
         try:
@@ -341,13 +349,17 @@ class Crew(ControlRoom):
 
     # messages and claims
 
-    def _store_changed(self) -> None:
-        self.stir()
-        self.look()
+    async def _sweep(self) -> None:
+        with self._sweeping:
+            await self.sweeper.run()
 
     def stir(self) -> None:
         """Let the sweeper look now."""
         self.stirred.set()
+
+    def not_sure(self) -> None:
+        self.sweeper.unsure = True
+        self.stir()
 
     def known_workflows(self) -> frozenset[str]:
         return frozenset([workflow.name for workflow in self.registry.workflows]) | self.ad_hoc
@@ -358,46 +370,31 @@ class Crew(ControlRoom):
             return 1000
         return max(0, self.config.max_concurrency - len(self.runners))
 
-    async def claim(self, claim: Claim) -> list[Loaded]:
-        return await self.store.claim(claim)
-
     async def deliver(self, id: str) -> None:
-        """Messages wait for an execution owned here: hand them to its runner, or wake it up if it is paused."""
+        """Messages wait for an execution owned here: hand them to its runner, or wake it up if it rests."""
         runner = self.runners.get(id)
         messages = await self.store.messages(id)
         if runner is not None:
             if self.runners.get(id) is runner:
                 runner.deliver(messages)
-        elif id in self._paused and any(message.kind != "signal" for message in messages):
+        elif id in self.resting and any(self._wakes(message, self.resting[id]) for message in messages):
             await self.take_over(await self.store.load(id))
+
+    @staticmethod
+    def _wakes(message: Message, head: Head) -> bool:
+        if message.kind != "signal":
+            return True
+        return head.state is State.WAITING and message.name == head.signal
 
     async def obeyed_here(self, id: str, message: Message) -> bool:
         runner = self.runners.get(id)
         if runner is None:
             return False
-        runner.deliver([message])
-        await runner.obeyed(message.id)
-        return message.id in runner.taken
+        await self.deliver(id)
+        return await runner.obeyed(message.id)
 
-    async def take_over(self, loaded: Loaded) -> bool:
-        id, owner = loaded.definition.id, loaded.head.owner
-        if id in self.runners or self.draining:
-            return False
-        owners = await self.store.owners()
-        alive = {one.id for one in owners} - gone(owners)
-        if owner is not None and owner in alive and owner != self.owner:
-            return False
-        dead = frozenset([owner]) if owner is not None else frozenset()
-        claim = Claim(
-            owner=self.owner, now=self.clock.now(), states=frozenset(State), ids=(id,), dead=dead, limit=1
-        )
-        if id in self.runners:
-            return False
-        for taken in await self.claim(claim):
-            known = self.registry.knows(taken.definition.workflow, taken.definition.steps)
-            self.run(taken, controls_only=not known)
-            return True
-        return False
+    async def take_over(self, loaded: Loaded, states: frozenset[ExecutionState] = UNFINISHED) -> bool:
+        return await self.sweeper.take_over(loaded, states)
 
     async def ended_here(self, id: str) -> Ended | None:
         runner = self.runners.get(id)
@@ -405,15 +402,15 @@ class Crew(ControlRoom):
             return None
         await runner.ended.wait()
         if self._callback is not None:
-            await self._callback.caught_up(LISTENER_GRACE)
-        if runner.head.state is State.COMPLETED and runner.result is not MISSING and runner.book.outbox.lost is None:
+            await self._callback.catch_up_briefly()
+        if runner.head.state is State.COMPLETED and runner.result is not MISSING:
             return Ended(runner.result)
         return None
 
     def _lease_lost(self) -> None:
-        """The store no longer knows this owner: it was taken for dead. What is still ours goes on, the rest stops."""
+        """The store may have given this owner's executions to others. What is still ours goes on, the rest stops."""
         self.log.warning("lease.lost", owner=self.owner)
-        self._background.start_soon(self._check_ownership, name="longrun-check-ownership")
+        self.spawn(self._check_ownership, name="longrun-check-ownership")
 
     async def _check_ownership(self) -> None:
         try:
@@ -422,5 +419,10 @@ class Crew(ControlRoom):
                 loaded = await self.store.load(runner.id)
                 if loaded.head.fence != runner.head.fence:
                     runner.lose()
+            for id, head in list(self.resting.items()):
+                loaded = await self.store.load(id)
+                if loaded.head.fence != head.fence:
+                    self.resting.pop(id, None)
         except LongrunError as error:
             self.log.warning("lease.check_failed", error_type=type(error).__name__)
+            self._keeper.doubt()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+import attrs
 
 from longrun import codec, views
 from longrun.clock import SYSTEM_CLOCK, Clock
@@ -53,8 +54,6 @@ class Desk:
         created_before: datetime | None = None,
     ) -> builtins.list[Execution]:
         """A page of executions, newest first, without their step names. `after` is the last one of the page before."""
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ConfigError("limit", limit, "give a whole number of at least 1")
         query = Query(
             states=check_states(state),
             workflows=None if workflow is None else frozenset([workflow] if isinstance(workflow, str) else workflow),
@@ -65,13 +64,14 @@ class Desk:
             created_after=None if created_after is None else created_after.timestamp(),
             created_before=None if created_before is None else created_before.timestamp(),
             after=None if after is None else await self._position(after),
-            limit=limit,
+            limit=check_limit(limit),
         )
         return [views.execution(stored.definition, stored.head) for stored in await self.store.find(query)]
 
     async def _position(self, after: Execution | str) -> tuple[float, str]:
-        definition = (await self.store.load(after if isinstance(after, str) else after.id)).definition
-        return definition.created, definition.id
+        if isinstance(after, Execution):
+            return after.start_time.timestamp(), after.id
+        return (await self.store.load(check_id(after))).definition.created, after
 
     async def count(self, query: Query | None = None) -> dict[ExecutionState, int]:
         """How many executions there are, by state."""
@@ -220,6 +220,12 @@ def check_name(what: str, name: object) -> str:
     return name
 
 
+def check_limit(limit: object) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ConfigError("limit", limit, "give a whole number of at least 1")
+    return limit
+
+
 def check_priority(priority: object) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > 1_000_000:
         raise ConfigError("priority", priority, "give a whole number from -1,000,000 to 1,000,000")
@@ -238,5 +244,3 @@ def check_delay(delay: Any) -> float | None:
 def encode_payload(value: Any, path: str) -> bytes:
     """A signal's payload, or a state given from outside, as plain data."""
     return codec.encode(value, Any, path=path)
-
-

@@ -7,7 +7,6 @@ executions nothing: each has a bounded buffer of its own, and what does not fit 
 from __future__ import annotations
 
 import enum
-import inspect
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -19,12 +18,15 @@ from attrs import field, frozen
 
 from longrun.logging import get_logger
 from longrun.loops import current_loop
+from longrun.registry import is_async
 
 BUFFER = 10_000
+GRACE = 0.1
+"""How long a result waits for a listener that is behind."""
 log = get_logger()
 
 
-class EventType(str, enum.Enum):
+class EventType(enum.StrEnum):
     STEP_STARTED = "step_started"
     STEP_COMPLETED = "step_completed"
     STEP_FAILED = "step_failed"
@@ -43,12 +45,15 @@ class EventType(str, enum.Enum):
     LEASE_LOST = "lease_lost"
     STORE_UNAVAILABLE = "store_unavailable"
 
-    def __str__(self) -> str:
-        return self.value
+
+LAST_EVENTS = frozenset({EventType.EXECUTION_COMPLETED, EventType.EXECUTION_FAILED, EventType.EXECUTION_CANCELLED})
+"""After these nothing more is told of an execution, unless somebody retries it."""
 
 
 @frozen(kw_only=True)
 class ExecutionEvent:
+    """What happened to an execution, told after it was durable."""
+
     type: EventType
     execution_id: str
     step: str | None = None
@@ -126,7 +131,7 @@ class Bus:
         return subscription
 
     def call(self, listener: Listener) -> _Callback:
-        """Call `listener` with every event: an async function in a task (see `_Callback.serve`), another in a thread."""
+        """Call `listener` with every event: an async function in a task (`_Callback.serve`), another in a thread."""
         callback = _Callback(listener)
         self._add(callback)
         return callback
@@ -157,9 +162,8 @@ class _Callback:
         self._wake = threading.Event()
         self._arrived = anyio.Event()
         self._closed = False
-        self.is_async = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(
-            getattr(listener, "__call__", None)
-        )
+        self._behind = False
+        self.is_async = is_async(listener)
         self.dropped = 0
         if not self.is_async:
             threading.Thread(target=self._run, name="longrun-listener", daemon=True).start()
@@ -183,6 +187,13 @@ class _Callback:
         """Wait until everything so far was handed to the listener, for a bounded time: it may never return."""
         with anyio.move_on_after(seconds):
             await self._idle.wait()
+
+    async def catch_up_briefly(self) -> None:
+        """The same for whoever hands out a result: a listener that once was too slow is not waited for again until it
+        has caught up by itself."""
+        if not self._behind or self._idle.is_set():
+            await self.caught_up(GRACE)
+            self._behind = not self._idle.is_set()
 
     async def serve(self) -> None:
         """Call an async listener; ends after `close`."""

@@ -6,8 +6,10 @@ while it runs, a line in an index while it is paused here, and nothing at all wh
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import signal as signals
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -18,25 +20,17 @@ from longrun import views
 from longrun.clock import Clock
 from longrun.control_room import follow_rows
 from longrun.crew import Crew
-from longrun.desk import UNCHANGED, check_delay, create, loaded_of
-from longrun.errors import (
-    ConfigError,
-    ExecutionExistsError,
-    ExecutionNotFoundError,
-    LongrunError,
-    StoreUnavailableError,
-)
-from longrun.events import EventType, ExecutionEvent, Listener, Subscription
+from longrun.desk import UNCHANGED, check_delay
+from longrun.errors import ConfigError, ExecutionExistsError, ExecutionNotFoundError
+from longrun.events import LAST_EVENTS, ExecutionEvent, Listener, Subscription
 from longrun.handle import ExecutionHandle
 from longrun.records import Checkpoint, Execution, ExecutionState, ExecutorConfig, ResumeReport, check_id
-from longrun.registry import AD_HOC, Step, StepFunction, StepRegistry, Workflow
-from longrun.stored import Create, Head
+from longrun.registry import StepRegistry
+from longrun.starting import Steps
 from longrun.stores import open_store
 from longrun.stores.store import CheckpointStore
 
 State = ExecutionState
-TAKEN_BY_START = frozenset({State.INITIALIZED, State.RUNNING, State.RESUMING})
-Steps = str | Workflow | Iterable[StepFunction | Step | str]
 
 
 class Executor(Crew):
@@ -52,11 +46,11 @@ class Executor(Crew):
         clock: Clock | None = None,
         strict: bool = False,
     ) -> None:
-        if not isinstance(registry, StepRegistry):
-            raise ConfigError("registry", type(registry).__name__, "give a StepRegistry")
-        if config is not None and not isinstance(config, ExecutorConfig):
-            raise ConfigError("config", type(config).__name__, "give an ExecutorConfig")
-        config = config or ExecutorConfig()
+        _check_kind("registry", registry, StepRegistry)
+        config = ExecutorConfig() if config is None else config
+        _check_kind("config", config, ExecutorConfig)
+        if on_event is not None and not callable(on_event):
+            raise ConfigError("on_event", type(on_event).__name__, "give a function, plain or async")
         if not isinstance(store, CheckpointStore):
             store = open_store(store if store is not None else f"file:{config.checkpoint_dir}")
         super().__init__(registry, store, config, clock, strict)
@@ -86,19 +80,37 @@ class Executor(Crew):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Shielded: what is unfinished must be written down and given back even when the program is being cancelled.
-        with anyio.CancelScope(shield=True):
-            await self.drain()
-            await self.give_back()
-        await self.sign_off()
-        await self.store.aclose()
+        try:
+            # Shielded: what is unfinished must be written down and given back even when the program is being cancelled.
+            with anyio.CancelScope(shield=True):
+                try:
+                    await self.drain()
+                finally:
+                    await self.give_back()
+        finally:
+            self.closed = True
+            self.look()
+            try:
+                await self.sign_off()
+            finally:
+                await self.store.aclose()
 
     async def serve(self) -> None:
-        """Run until SIGTERM or SIGINT. Leaving the executor then drains."""
+        """Run until SIGTERM or SIGINT, then drain. A second signal ends the patience with steps that still run."""
         with anyio.open_signal_receiver(signals.SIGTERM, signals.SIGINT) as received:
             async for number in received:
                 self.log.info("executor.signal", signal=signals.Signals(number).name)
-                return
+                break
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._hurry_at, received, name="longrun-second-signal")
+                with anyio.CancelScope(shield=True):
+                    await self.drain()
+                tasks.cancel_scope.cancel()
+
+    async def _hurry_at(self, received: AsyncIterator[signals.Signals]) -> None:
+        async for number in received:
+            self.log.warning("executor.hurried", signal=signals.Signals(number).name)
+            self.hurry()
 
     async def auto_resume_all(self) -> ResumeReport:
         """Take up every interrupted execution of a workflow known here that has no living owner."""
@@ -111,12 +123,8 @@ class Executor(Crew):
         self, workflow: Steps, state: Any = None, *, id: str | None = None, metadata: Mapping[str, Any] | None = None
     ) -> ExecutionHandle:
         """Store a new execution as running, then run it here. An `id` given before returns that execution's handle."""
-        made, found = self._made(workflow, state, self.first_head(State.RUNNING, owner=self.owner), id, metadata)
-        if await self._create(made):
-            self.run(loaded_of(made))
-            self.emit(EventType.EXECUTION_STARTED, made.id)
-        else:
-            await self._existing(made.id, found, take_up=True)
+        made, found = self.made(workflow, state, self.first_head(State.RUNNING, owner=self.owner), id, metadata)
+        await self.start_new(made, found)
         return ExecutionHandle(self, made.id)
 
     async def submit(
@@ -134,46 +142,26 @@ class Executor(Crew):
         seconds = check_delay(delay)
         due = None if seconds is None else self.clock.now() + seconds
         head = self.first_head(State.INITIALIZED, due=due)
-        made, found = self._made(workflow, state, head, id, metadata, queue=queue, priority=priority)
-        if not await self._create(made):
-            await self._existing(made.id, found, take_up=False)
+        made, found = self.made(workflow, state, head, id, metadata, queue=queue, priority=priority)
+        if not await self.create(made):
+            await self.existing(made.id, found)
         return ExecutionHandle(self, made.id)
 
-    async def start_child(self, parent: Any, workflow: Any, state: Any, key: str) -> ExecutionHandle:
-        """Start an execution once for a visit of its parent and a key."""
-        id = child_id(parent.id, parent.head.visit, key)
-        head = self.first_head(State.RUNNING, owner=self.owner)
-        made, found = self._made(workflow, state, head, id, None, parent_id=parent.id)
-        if await self._create(made):
-            self.run(loaded_of(made))
-            self.emit(EventType.EXECUTION_STARTED, made.id)
-        else:
-            await self._existing(made.id, found, take_up=True)
-        return ExecutionHandle(self, made.id, gives_slot_back=True)
-
-    def _made(
-        self, workflow: Steps, state: Any, head: Head, id: str | None, metadata: Mapping[str, Any] | None, **more: Any
-    ) -> tuple[Create, Workflow]:
+    async def fork(
+        self,
+        id: str,
+        *,
+        checkpoint: Checkpoint | int | str | None = None,
+        state: Any = UNCHANGED,
+        new_id: str | None = None,
+    ) -> ExecutionHandle:
+        """A new execution from an old boundary, without its signals, children and in-step data."""
         self.check_signed_on()
-        found = self.registry.resolve(workflow)
-        if found.name.startswith(AD_HOC):
-            self.ad_hoc.add(found.name)
-        return self.new(found, state, head, id=id, metadata=metadata, **more), found
-
-    async def _create(self, made: Create) -> bool:
-        try:
-            return await self.store.create(made)
-        except StoreUnavailableError:
-            self.unsure.add(made.id)  # it may have been stored in this executor's name: looked at again later
-            raise
-
-    async def _existing(self, id: str, workflow: Workflow, *, take_up: bool) -> None:
-        """The id is taken: the same workflow is fine, and what was interrupted is taken up here."""
-        loaded = await self.store.load(id)
-        if loaded.definition.workflow != workflow.name:
-            raise ExecutionExistsError(id, loaded.definition.workflow, workflow.name)
-        if take_up and id not in self.runners and loaded.head.state in TAKEN_BY_START:
-            await self.take_over(loaded)
+        made = await self.forked(id, checkpoint, state, new_id, owner=self.owner)
+        if not await self.create(made, forked_from=id):
+            taken = await self.store.load(made.id)
+            raise ExecutionExistsError(made.id, taken.definition.workflow, f"a fork of {id!r}")
+        return ExecutionHandle(self, made.id)
 
     # looking
 
@@ -183,17 +171,9 @@ class Executor(Crew):
         runner = self.runners.get(id)
         return views.execution(loaded.definition, loaded.head, None if runner is None else runner.live_progress)
 
-    async def fork(
-        self, id: str, *, checkpoint: Checkpoint | int | str | None = None, state: Any = UNCHANGED, new_id: str | None = None
-    ) -> ExecutionHandle:
-        """A new execution from an old boundary, without its signals, children and in-step data."""
-        self.check_signed_on()
-        made = await self.forked(id, checkpoint, state, new_id, owner=self.owner)
-        if not await self._create(made):
-            raise ExecutionExistsError(made.id, "another execution", made.definition.workflow)
-        self.run(loaded_of(made))
-        self.emit(EventType.EXECUTION_STARTED, made.id, data={"forked_from": id})
-        return ExecutionHandle(self, made.id)
+    async def history(self, id: str) -> builtins.list[Checkpoint]:
+        """The checkpoints whose states are kept, oldest first: as many as the retention policy says."""
+        return (await super().history(id))[-self.config.retention.history :]
 
     async def handle(self, id: str) -> ExecutionHandle:
         """A handle on an execution that exists."""
@@ -213,37 +193,13 @@ class Executor(Crew):
             async for event in follow_rows(self, id):
                 yield event
             return
-        with subscription_closed(subscription):
+        with contextlib.closing(subscription):
             async for event in subscription:
                 yield event
                 if event.type in LAST_EVENTS:
                     return
 
 
-LAST_EVENTS = frozenset(
-    {EventType.EXECUTION_COMPLETED, EventType.EXECUTION_FAILED, EventType.EXECUTION_CANCELLED}
-)
-
-
-class subscription_closed:  # noqa: N801 -- used as a with-statement's verb
-    """Close a subscription when its reader goes."""
-
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exception: object) -> None:
-        self._subscription.close()
-
-
-def child_id(parent: str, visit: int, key: str) -> str:
-    """The id of a child: parent, visit and key, shortened with a digest where that is too long or has other letters."""
-    if not isinstance(key, str) or not key:
-        raise ConfigError("key", key, "give the child a key, unique among the children of this visit")
-    wanted = f"{parent}~{visit}~{key}"
-    try:
-        return check_id(wanted)
-    except LongrunError:
-        return views.digest_id(parent, wanted)
+def _check_kind(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(name, type(value).__name__, f"give a value of {kind.__name__}")

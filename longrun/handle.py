@@ -5,10 +5,12 @@ Place in the life of an execution: from its start to its result.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from longrun import views
+from longrun.desk import check_states
 from longrun.errors import (
     ExecutionBlockedError,
     ExecutionCancelledError,
@@ -30,32 +32,32 @@ State = ExecutionState
 class ExecutionHandle:
     """What `start`, `submit` and `fork` return."""
 
-    def __init__(self, room: ControlRoom, id: str, *, gives_slot_back: bool = False) -> None:
+    def __init__(
+        self, room: ControlRoom, id: str, *, away: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext
+    ) -> None:
         self._room = room
         self.id = id
-        self._gives_slot_back = gives_slot_back
+        self._away = away
+        """What to enter while waiting: a step that waits for its child gives its place back meanwhile."""
 
     def __repr__(self) -> str:
         return f"<ExecutionHandle {self.id}>"
 
     async def result(self) -> Any:
-        """Wait for the end. Its result; or `ExecutionFailedError`, `ExecutionCancelledError`, `ExecutionBlockedError`."""
-        if self._gives_slot_back:
-            async with self._room.slot_given_back():
-                return await self._result()
-        return await self._result()
-
-    async def _result(self) -> Any:
-        here = await self._room.ended_here(self.id)
-        if here is not None:
-            return here.value
-        loaded = await self._room.until(self.id, frozenset({State.BLOCKED}))
-        return result_of(loaded, self._room)
+        """Wait for the end and give its result; raise `ExecutionFailedError`, `ExecutionCancelledError` or
+        `ExecutionBlockedError` if there is none."""
+        async with self._away():
+            here = await self._room.ended_here(self.id)
+            if here is not None:
+                return here.value
+            loaded = await self._room.until(self.id, frozenset({State.BLOCKED}))
+            return result_of(loaded, self._room)
 
     async def wait(self, *states: ExecutionState | str) -> Execution:
         """Wait until it is in one of `states` (default: until it has ended), or has ended otherwise."""
-        wanted = frozenset(State(state) for state in states)
-        loaded = await self._room.until(self.id, wanted)
+        wanted = check_states(states) or frozenset()
+        async with self._away():
+            loaded = await self._room.until(self.id, wanted)
         return views.execution(loaded.definition, loaded.head)
 
     async def pause(self, *, hold: bool = False, interrupt: bool = False, timeout: float | None = None) -> None:

@@ -140,7 +140,7 @@ class Each(Generic[T]):
         if self._ended:
             raise StopAsyncIteration
         try:
-            item = next(self._next) if self._next is not None else await self._later()
+            item = await self._later() if self._next is None else next(self._next)
         except (StopIteration, StopAsyncIteration):
             self._ended = True
             loop.finish()
@@ -156,7 +156,9 @@ class Each(Generic[T]):
             await self._skip(self._async_next, self._loop.cursor.n)
             return await self._async_next.__anext__()
         self._next = skip(self._loop, self._items)
-        return next(self._next)
+        for item in self._next:
+            return item
+        raise StopAsyncIteration  # all were done before: a StopIteration could not leave a coroutine
 
     async def _skip(self, items: AsyncIterator[T], done: int) -> None:
         for n in range(done):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import LongrunError
 from longrun.life import Life, LifeLock, is_dead
 from longrun.loops import current_loop
@@ -21,7 +23,7 @@ TOUCH_EVERY = 600.0
 
 
 class LeaseKeeper:
-    """Renews an owner's lease every `interval` seconds; calls `lost` in the loop when the store no longer knows it."""
+    """Renews an owner's lease every `interval` seconds; calls `lost` in the loop when it may have run out."""
 
     def __init__(
         self,
@@ -31,47 +33,65 @@ class LeaseKeeper:
         interval: float,
         ttl: float,
         lost: Callable[[], object],
+        clock: Clock = SYSTEM_CLOCK,
         workflows: tuple[str, ...] = (),
         queues: tuple[str, ...] = (),
     ) -> None:
         self._store = store
         self._lock = lock
         self._interval, self._ttl = interval, ttl
+        self._clock = clock
         self._lost = lost
         self._loop = current_loop()
         self._stopping = threading.Event()
+        self._nudge = threading.Event()
         self._thread = threading.Thread(target=self._run, name="longrun-lease", daemon=True)
+        self._held_until = 0.0
         life = lock.life
         self.owner = Owner(id=life.owner, life=life.to_dict(), remaining=ttl, workflows=workflows, queues=queues)
 
     async def start(self) -> None:
-        await self._store.register(self.owner, self._ttl)
+        await self.register_again()
         self._thread.start()
 
     async def register_again(self) -> None:
+        asked = self._clock.monotonic()
         await self._store.register(self.owner, self._ttl)
+        self._held_until = asked + self._ttl
+
+    def doubt(self) -> None:
+        """Who owns what could not be found out: ask again at the next beat."""
+        self._held_until = 0.0
 
     def stop(self) -> None:
         self._stopping.set()
+        self._nudge.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
         touched = 0.0
-        while not self._stopping.wait(self._interval):
+        while True:
+            self._clock.block(self._nudge, self._interval)
+            if self._stopping.is_set():
+                return
             touched += self._interval
             if touched >= TOUCH_EVERY:
                 touched = 0.0
                 self._lock.touch()
             try:
-                self._store.renew(self.owner.id, self._ttl, self._renewed)
+                self._store.renew(self.owner.id, self._ttl, partial(self._renewed, self._clock.monotonic()))
             except LongrunError:
                 return  # the store is closed
 
-    def _renewed(self, answer: Any) -> None:
-        """In the writer's thread. A store that is away is asked again at the next beat."""
-        if answer is False and not self._stopping.is_set():
+    def _renewed(self, asked: float, answer: Any) -> None:
+        """In the writer's thread. A store that is away is asked again at the next beat. A lease that had run out before
+        it was renewed may have cost executions, although the store still knows its owner."""
+        if isinstance(answer, LongrunError) or self._stopping.is_set():
+            return
+        if answer is False or asked > self._held_until:
             self._loop.call_soon(self._lost)
+        self._held_until = asked + self._ttl
 
 
 def gone(owners: list[Owner], *, but: str | None = None) -> frozenset[str]:

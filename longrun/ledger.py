@@ -171,8 +171,11 @@ class Group:
         self.stack = [Scope(prefix)]
         self.look_at = 0.0
         """When (monotonic) a loop of this context should look up from its items."""
-        self._moved: set[Cursor] = set()
         self._captured: dict[str, Cursor] = {}
+        """Cursors captured since they were last put into the ledger."""
+        self._behind: dict[str, Cursor] = {}
+        """Cursors that have moved since the last capture, where one was left out."""
+        self._has_local = stored is not None
         self._shown_local = stored
         self._local: dict[Any, Any] | bytes | None = None
         self._failure: CodecError | None = None
@@ -223,19 +226,15 @@ class Group:
 
     def item_ended(self, cursor: Cursor, scope: Scope) -> None:
         """An item is done: captured with `local`; what was opened in it goes when that is saved."""
-        if scope.names:
-            scope.names.clear()
-        if scope.keys:
+        if scope.names or scope.keys:
             self._leave(scope)
         cursor.n += 1
-        self._moved.add(cursor)
-        self.capture()
+        self.capture(cursor)
 
     def loop_ended(self, cursor: Cursor, scope: Scope) -> None:
         self.close_scope(scope)
         cursor.ended = True
-        self._moved.add(cursor)
-        self.capture()
+        self.capture(cursor)
 
     def close_scope(self, scope: Scope) -> None:
         """Leave a loop: names belong to the scope around it again."""
@@ -243,6 +242,7 @@ class Group:
             self.stack = self.stack[: self.stack.index(scope)]
 
     def _leave(self, scope: Scope) -> None:
+        scope.names.clear()
         keys, scope.keys = scope.keys, set()
         self._dropping |= keys
         for other in self.stack:
@@ -250,37 +250,56 @@ class Group:
 
     # captures
 
-    def capture(self, *, force: bool = False) -> bool:
-        """Note cursors and `local` as they are now, together; False if `local` is too dear to encode again so soon."""
+    def capture(self, moved: Cursor | None = None, *, force: bool = False) -> bool:
+        """Note cursors and `local` as they are now, together; False if `local` is too dear to encode again so soon.
+
+        Runs at the end of every item, hence no call more than needed."""
         with self.ledger.lock:
             if self.closed:
                 return False
-            local = self.local
-            if (local or self._shown_local is not None or self._local is not None) and not self._take_local(force):
+            if (self.local or self._has_local) and not self._take_local(force):
+                if moved is not None:
+                    self._behind[moved.key] = moved
                 return False
-            for cursor in self._moved:
-                cursor.captured, cursor.captured_end = cursor.n, cursor.ended
-                self._captured[cursor.key] = cursor
-            self._moved.clear()
-            if self._dropping:
-                for key in self._dropping:
-                    self._captured.pop(key, None)
-                self.ledger.drop(self._dropping)
-                self._dropping = set()
+            if moved is not None:
+                self._take_cursor(moved)
+            if self._behind or self._dropping:
+                self._catch_up()
             self.dirty = True
             return True
+
+    def _take_cursor(self, cursor: Cursor) -> None:
+        cursor.captured, cursor.captured_end = cursor.n, cursor.ended
+        self._captured[cursor.key] = cursor
+
+    def _catch_up(self) -> None:
+        for cursor in self._behind.values():
+            self._take_cursor(cursor)
+        self._behind.clear()
+        for key in self._dropping:
+            self._captured.pop(key, None)
+        self.ledger.drop(self._dropping)
+        self._dropping = set()
 
     def _take_local(self, force: bool) -> bool:
         if self._failure is not None:
             raise self._failure
+        self._has_local = True
         local = self.local
-        if len(local) <= SMALL and _is_plain(local):
-            self._local = local.copy()  # it cannot change any more, so it is encoded when it is saved
-            return True
+        if len(local) <= SMALL:
+            for key, value in local.items():
+                if type(value) not in SCALARS or type(key) is not str:
+                    break
+            else:
+                self._local = local.copy()  # it can neither change nor be refused, so it is encoded when it is saved
+                return True
+        return self._encode_local(force)
+
+    def _encode_local(self, force: bool) -> bool:
         began = time.monotonic()
         if not force and self._price > CHEAP and self._spent > FREE_SECONDS and self._spent > SHARE * (began - self._began):
             return False
-        self._local = codec.encode(local, dict, path="local")
+        self._local = codec.encode(self.local, dict, path="local")
         self._price = time.monotonic() - began
         self._spent += self._price
         return True
@@ -305,14 +324,6 @@ class Group:
                 self.ledger.record(cursor.key, shown)
                 cursor.shown = shown
         self._captured.clear()
-
-
-def _is_plain(local: dict[Any, Any]) -> bool:
-    """Whether a shallow copy can never change, and can be encoded."""
-    for key, value in local.items():
-        if type(value) not in SCALARS or type(key) is not str:
-            return False
-    return True
 
 
 def _quote(name: object) -> str:

@@ -40,14 +40,19 @@ class Log:
     def error(self, event: str, **fields: Any) -> None:
         self._log("error", logging.ERROR, event, fields)
 
+    def exception(self, event: str, **fields: Any) -> None:
+        """For defects of the library itself, inside an `except`: with the traceback."""
+        self._log("error", logging.ERROR, event, {**fields, "exc_info": True})
+
     def _log(self, method: str, level: int, event: str, fields: dict[str, Any]) -> None:
         if structlog.is_configured():
             if self._bound is None:
                 self._bound = structlog.get_logger("longrun").bind(**self._fields)
             getattr(self._bound, method)(event, **fields)
         elif _fallback.isEnabledFor(level):
+            exc_info = fields.pop("exc_info", None)
             pairs = " ".join(f"{key}={_plain(value)}" for key, value in {**self._fields, **fields}.items())
-            _fallback.log(level, "%s %s", event, pairs)
+            _fallback.log(level, "%s %s", event, pairs, exc_info=exc_info)
 
 
 def _plain(value: Any) -> str:
@@ -67,7 +72,9 @@ def user_logger(**fields: Any) -> Any:
 def configure(level: str | int = "INFO", *, json: bool = False) -> None:
     """A sensible structlog set-up on standard error, for programs that have none."""
     number = logging.getLevelName(level.upper()) if isinstance(level, str) else level
-    renderer: Any = structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    renderer: Any = (
+        structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

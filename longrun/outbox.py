@@ -8,7 +8,7 @@ applied although its answer was lost is recognised by its revision. Nothing is a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from longrun.clock import Clock
@@ -29,7 +29,7 @@ class Courier(Protocol):
     store: CheckpointStore
     clock: Clock
 
-    def spawn(self, function: Callable[..., Any], *args: object, name: str) -> None: ...
+    def spawn(self, function: Callable[[], Awaitable[Any]], *, name: str) -> None: ...
 
     def store_failed(self, execution_id: str, error: LongrunError, tries: int) -> None: ...
 

@@ -6,6 +6,8 @@ Place in the life of an execution: none of its own; every later module speaks in
 from __future__ import annotations
 
 import enum
+import math
+import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -20,8 +22,8 @@ ID_LIMIT = 200
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@=+~-]*")
 
 
-class ExecutionState(str, enum.Enum):
-    """Where an execution stands. `completed`, `failed` and `cancelled` are ends; only `failed` can be left, by `retry`."""
+class ExecutionState(enum.StrEnum):
+    """Where an execution stands. Three are ends: `completed`, `cancelled`, and `failed`, which `retry` can leave."""
 
     INITIALIZED = "initialized"
     RUNNING = "running"
@@ -32,9 +34,6 @@ class ExecutionState(str, enum.Enum):
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def finished(self) -> bool:
@@ -163,7 +162,7 @@ def _number(minimum: float, *, above: bool = False, none: bool = False) -> Any:
         if value is None and none:
             return
         expected = f"give a number {'above' if above else 'of at least'} {minimum:g}{' or None' if none else ''}"
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ConfigError(attribute.name, value, expected)
         if value < minimum or (above and value == minimum):
             raise ConfigError(attribute.name, value, expected)
@@ -217,7 +216,7 @@ class RetryPolicy:
     give_up_on: tuple[type[BaseException], ...] = field(default=(), converter=_errors)
 
     def delay(self, failures: int, fraction: float = 1.0) -> float:
-        """Seconds to wait after `failures` failed attempts. `fraction` in 0..1 is the jitter's die: half to the whole."""
+        """Seconds to wait after `failures` failed attempts. `fraction`, 0 to 1, is the jitter's die."""
         doublings = min(failures - 1, 1024)
         try:
             wait = self.initial * self.factor**doublings
@@ -231,6 +230,15 @@ class RetryPolicy:
         return (
             attempts < self.max_attempts and isinstance(error, self.retry_on) and not isinstance(error, self.give_up_on)
         )
+
+
+def _path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _filled(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ConfigError(attribute.name, value, "give the path of a directory")
 
 
 def _seconds(value: Any) -> Any:
@@ -250,7 +258,7 @@ class RetentionPolicy:
 class ExecutorConfig:
     """How an executor runs. Bad values raise here, not later."""
 
-    checkpoint_dir: str = field(default=".longrun", converter=str)
+    checkpoint_dir: str = field(default=".longrun", converter=_path, validator=_filled)
     durability: str = field(default="step", validator=_one_of("step", "interval", "exit"))
     checkpoint_interval: float = field(default=5.0, converter=_seconds, validator=_number(0))
     max_retries: int = field(default=3, validator=_whole(0))

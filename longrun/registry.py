@@ -128,7 +128,7 @@ class Workflow:
 
 
 class StepRegistry:
-    """Steps and workflows by name. An object, not a global: a large application keeps one per module and merges them."""
+    """Steps and workflows by name. An object, not a global: a large application keeps one a module and merges them."""
 
     def __init__(self) -> None:
         self._steps: dict[str, Step] = {}
@@ -202,7 +202,7 @@ class StepRegistry:
             timeout=_check_timeout(timeout),
             run_in=_check_run_in(name, function, run_in),
             takes_context=_takes_context(name, function),
-            is_async=_is_async(function),
+            is_async=is_async(function),
         )
         self._steps[name] = step
         return step
@@ -311,7 +311,9 @@ def _step_name(function: StepFunction) -> str:
 
 def _check_name(name: object, what: str = "step") -> str:
     if not isinstance(name, str) or not name or len(name) > NAME_LIMIT or not name.isprintable():
-        raise RegistrationError(f"a {what}'s name is a printable string of 1 to {NAME_LIMIT} characters, not {name!r:.80}")
+        raise RegistrationError(
+            f"a {what}'s name is a printable string of 1 to {NAME_LIMIT} characters, not {name!r:.80}"
+        )
     if what == "workflow" and name.startswith(AD_HOC):
         raise RegistrationError(f"a workflow's name cannot begin with {AD_HOC!r}")
     return name
@@ -323,7 +325,7 @@ def _check_retry(retry: object) -> RetryPolicy | None:
     return retry
 
 
-def _check_timeout(timeout: float | timedelta | None) -> float | None:
+def _check_timeout(timeout: object) -> float | None:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if seconds is None:
         return None
@@ -335,7 +337,7 @@ def _check_timeout(timeout: float | timedelta | None) -> float | None:
 def _check_run_in(name: str, function: StepFunction, run_in: str | None) -> str | None:
     if run_in not in (None, "thread", "process"):
         raise ConfigError("run_in", run_in, "give None, 'thread' or 'process'")
-    if run_in == "thread" and _is_async(function):
+    if run_in == "thread" and is_async(function):
         raise StepSignatureError(name, "an async function runs in the event loop, not in a thread")
     if run_in == "process":
         qualified = getattr(function, "__qualname__", "<")
@@ -344,10 +346,11 @@ def _check_run_in(name: str, function: StepFunction, run_in: str | None) -> str 
     return run_in
 
 
-def _is_async(function: StepFunction) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine: an async function, a partial of one, or an object with an async call."""
     while isinstance(function, functools.partial):
         function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def takes_two(function: StepFunction) -> bool | None:
@@ -396,7 +399,7 @@ def type_hints(name: str, function: StepFunction) -> dict[str, Any]:
     while isinstance(target, functools.partial):
         target = target.func
     if not isinstance(target, types.FunctionType | types.MethodType | type):
-        target = getattr(target, "__call__", target)
+        target = type(target).__call__
     try:
         return typing.get_type_hints(target, include_extras=True)
     except NameError as error:

@@ -11,13 +11,14 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 
 from longrun import codec
 from longrun.attempt import Attempt, Outcome
 from longrun.book import MISSING, Book
 from longrun.control import Obedience, cancelling, orders_in, stops_at_once, was_waiting
 from longrun.course import Course
-from longrun.errors import CodecError, LeaseLostError, StepError, UnknownStepError
+from longrun.errors import CodecError, LeaseLostError, RegistrationError, StepError, UnknownStepError
 from longrun.events import EventType
 from longrun.places import Ticket
 from longrun.port import StepInfo
@@ -198,7 +199,7 @@ class Runner:
             return True
         try:
             state = book.state(step.state_type)
-        except CodecError as error:
+        except (CodecError, RegistrationError) as error:
             await self._obedience.block(str(error))
             return False
         return await self._after(step, await self._attempt_step(step, state))
@@ -311,7 +312,7 @@ class Runner:
         return outcome
 
     async def _alone(self) -> bool:
-        """A thread of an earlier attempt may still run: it ends first. False if something has to be obeyed meanwhile."""
+        """A thread of an earlier attempt may still run: it ends first. False if something must be obeyed meanwhile."""
         thread = self._executor.left_behind.get(self.id)
         while thread is not None and not thread.is_set():
             if self.attention:
@@ -349,7 +350,7 @@ class Runner:
             return await self._course.failed(step, outcome.error)
         try:
             return await self._course.returned(step, outcome.value)
-        except (CodecError, StepError) as error:
+        except (CodecError, StepError, RegistrationError) as error:
             return await self._course.failed(step, error)
 
     async def _back_off(self, due: float) -> bool:
@@ -374,7 +375,7 @@ class Runner:
     async def _end(self) -> bool:
         try:
             return await self._course.complete_after_wait()
-        except CodecError as error:
+        except (CodecError, RegistrationError) as error:
             await self._obedience.block(str(error))
             return False
 
@@ -456,6 +457,9 @@ class Runner:
         return self._executor.shutdown_left()
 
     async def start_child(self, workflow: Any, state: Any, key: str) -> ExecutionHandle:
+        if self.stop_here():  # what would only be started to be stopped again
+            self.interrupt()
+            await anyio.lowlevel.checkpoint()
         return await self._executor.start_child(self, workflow, state, key)
 
     def _now(self) -> float:

@@ -151,4 +151,5 @@ def _references(data: bytes) -> dict[str, str]:
     tree = codec.loads(data)
     if not (isinstance(tree, dict) and isinstance(tree.get("blobs"), dict) and isinstance(tree.get("keep"), dict)):
         raise CorruptDataError("a stored state", "it should name its blobs and does not")
-    return tree["blobs"]
+    references: dict[str, str] = tree["blobs"]
+    return references

@@ -1,23 +1,25 @@
 """Claim: take up what nobody alive is running. At start for everything; then again and again for what becomes free.
 
-Place in the life of an execution: claim. Many processes may sweep at once: a claim is one atomic act of the store, and a
-sweep that dies in the middle leaves nothing half done.
+Place in the life of an execution: claim. Many processes may sweep at once: a claim is one atomic act of the store, and
+a sweep that dies in the middle leaves nothing half done. Within one program, claims are made one after the other.
 """
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import attrs
+from attrs import define, field
 
 from longrun import lease
 from longrun.book import MISSING
-from longrun.errors import CodecError, LongrunError, UnknownStepError
-from longrun.records import ExecutionState, ResumeReport
+from longrun.errors import CodecError, LongrunError, RegistrationError, UnknownStepError
+from longrun.records import FINISHED, ExecutionState, ResumeReport
 from longrun.registry import AD_HOC
 from longrun.snapshot import decode_state
-from longrun.stored import Claim, Loaded, Query, Stored
+from longrun.stored import Claim, Head, Loaded, Query, Stored
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -28,77 +30,51 @@ SHORTEST = 0.02
 """A sweep follows another after this many seconds at the earliest, however much changes."""
 STARTUP_STATES = frozenset({State.RUNNING, State.RESUMING, State.PAUSED, State.BLOCKED})
 SWEPT_STATES = frozenset({State.RUNNING, State.RESUMING, State.WAITING})
+PARKED_STATES = frozenset({State.WAITING, State.INITIALIZED})
+UNFINISHED = frozenset(State) - FINISHED
+
+
+@define
+class _Report:
+    resumed: list[str] = field(factory=list)
+    skipped: dict[str, str] = field(factory=dict)
+    blocked: dict[str, str] = field(factory=dict)
 
 
 class Sweeper:
-    """Looks for executions to run, for one executor."""
+    """Looks for executions to run, for one executor, and makes its claims."""
 
     def __init__(self, executor: Crew, states: frozenset[ExecutionState] = SWEPT_STATES) -> None:
         self._executor = executor
         self._states = states
         self._dead_at = -1.0
         self._dead: frozenset[str] = frozenset()
+        self._claiming = anyio.Lock()
+        self._timers: list[tuple[float, str]] = []
+        self.unsure = False
+        """Whether something may be owned here that has no runner: a start or a claim whose answer never came."""
 
-    async def dead(self, *, fresh: bool = False) -> frozenset[str]:
-        """Owners whose executions may be taken. Looking costs a query, so the answer serves for one heartbeat."""
-        now = self._executor.clock.monotonic()
-        if fresh or now >= self._dead_at:
-            owners = await self._executor.store.owners()
-            self._dead = lease.gone(owners, but=self._executor.owner)
-            self._dead_at = now + self._executor.config.heartbeat_interval
-        return self._dead
+    # one execution
 
-    # the pass at start
-
-    async def resume_all(self) -> ResumeReport:
-        """Take up every interrupted execution of a workflow known here; the report says what became of each."""
-        resumed: list[str] = []
-        skipped: dict[str, str] = {}
-        blocked: dict[str, str] = {}
-        dead = await self.dead(fresh=True)
-        registered = frozenset(owner.id for owner in await self._executor.store.owners())
-        query = Query(states=STARTUP_STATES, limit=BATCH)
-        while page := await self._executor.store.find(query):
-            last = page[-1].definition
-            query = attrs.evolve(query, after=(last.created, last.id))
-            wanted: list[str] = []
-            unregistered: set[str] = set()
-            for stored in page:
-                reason = await self._not_ours(stored, dead, registered)
-                if reason is None:
-                    wanted.append(stored.definition.id)
-                    if stored.head.owner is not None:
-                        unregistered.add(stored.head.owner)
-                elif stored.definition.id not in self._executor.runners:
-                    skipped[stored.definition.id] = reason
-            for loaded in await self._claim(tuple(wanted), STARTUP_STATES, dead | unregistered):
-                await self._take(loaded, resumed, blocked)
-        await self._forget(dead)
-        return ResumeReport(resumed=tuple(resumed), skipped=skipped, blocked=blocked)
-
-    async def _not_ours(self, stored: Stored, dead: frozenset[str], registered: frozenset[str]) -> str | None:
-        """Why an execution is left as it is; None if it is to be taken up."""
-        definition, head = stored.definition, stored.head
-        if not await self._knows(stored):
-            return "not registered here"
-        if head.state is State.PAUSED and head.hold:
-            return "held: it stays paused until it is resumed"
-        owner = head.owner
-        if owner == self._executor.owner or (owner is not None and owner in registered and owner not in dead):
-            return f"owned by {owner}, which is alive"
-        if definition.id in self._executor.runners:
-            return "it runs here"
-        return None
-
-    async def _knows(self, stored: Stored) -> bool:
-        name = stored.definition.workflow
-        if not name.startswith(AD_HOC):
-            return self._executor.registry.knows(name)
-        loaded = await self._executor.store.load(stored.definition.id)
-        if not self._executor.registry.knows(name, loaded.definition.steps):
+    async def take_over(self, loaded: Loaded, states: frozenset[ExecutionState] = UNFINISHED) -> bool:
+        """Claim an execution that nobody alive runs, and run it here; False if it belongs to somebody else."""
+        executor, id, owner = self._executor, loaded.definition.id, loaded.head.owner
+        async with self._claiming:
+            if id in executor.runners:
+                return True
+            if executor.draining or id in executor.starting or not await self._may_take(owner):
+                return False
+            dead = frozenset() if owner is None else frozenset([owner])
+            for taken in await self._claim((id,), states, dead):
+                self._run(taken)
+                return True
             return False
-        self._executor.ad_hoc.add(name)
-        return True
+
+    async def _may_take(self, owner: str | None) -> bool:
+        if owner is None or owner == self._executor.owner:
+            return True
+        owners = await self._executor.store.owners()
+        return owner not in {one.id for one in owners} - lease.gone(owners)
 
     async def _claim(
         self, ids: tuple[str, ...], states: frozenset[ExecutionState], dead: frozenset[str]
@@ -110,19 +86,108 @@ class Sweeper:
             now=self._executor.clock.now(),
             states=states,
             ids=ids,
-            dead=dead - {self._executor.owner},
+            dead=dead,
             limit=len(ids),
         )
-        return await self._executor.claim(claim)
+        return await self._ask(claim)
 
-    async def _take(self, loaded: Loaded, resumed: list[str], blocked: dict[str, str]) -> None:
+    async def _ask(self, claim: Claim) -> list[Loaded]:
+        try:
+            return await self._executor.store.claim(claim)
+        except BaseException:  # cancelled or failed: the claim may have been made all the same
+            self.unsure = True
+            self._executor.stir()
+            raise
+
+    def _run(self, loaded: Loaded, **how: Any) -> None:
+        known = self._executor.registry.knows(loaded.definition.workflow, loaded.definition.steps)
+        self._executor.run(loaded, controls_only=not known, **how)
+
+    def set_timer(self, head: Head, id: str) -> None:
+        """Something parked here has to be looked at then."""
+        if head.due is not None:
+            heapq.heappush(self._timers, (head.due, id))
+        self._executor.stir()
+
+    # the pass at start
+
+    async def resume_all(self) -> ResumeReport:
+        """Take up every interrupted execution of a workflow known here; the report says what became of each."""
+        report = _Report()
+        owners = await self._executor.store.owners()
+        dead = lease.gone(owners, but=self._executor.owner)
+        alive = frozenset(owner.id for owner in owners) - dead | {self._executor.owner}
+        query = Query(states=STARTUP_STATES, limit=BATCH)
+        while page := await self._executor.store.find(query):
+            last = page[-1].definition
+            query = attrs.evolve(query, after=(last.created, last.id))
+            wanted: list[Stored] = []
+            for stored in page:
+                reason = await self._not_ours(stored, alive)
+                if reason is None:
+                    wanted.append(stored)
+                elif stored.definition.id not in self._executor.runners:
+                    report.skipped[stored.definition.id] = reason
+            await self._take_all(wanted, dead, report)
+        await self._bury(dead)
+        return ResumeReport(resumed=tuple(report.resumed), skipped=report.skipped, blocked=report.blocked)
+
+    async def _not_ours(self, stored: Stored, alive: frozenset[str]) -> str | None:
+        """Why an execution is left as it is; None if it is to be taken up."""
+        head = stored.head
+        if not await self._knows(stored):
+            return "not registered here"
+        if head.state is State.PAUSED and head.hold:
+            return "held: it stays paused until it is resumed"
+        if head.owner in alive:
+            return f"owned by {head.owner}, which is alive"
+        return None
+
+    async def _knows(self, stored: Stored) -> bool:
+        name = stored.definition.workflow
+        if not name.startswith(AD_HOC):
+            return self._executor.registry.knows(name)
+        if name in self._executor.ad_hoc:
+            return True
+        try:
+            loaded = await self._executor.store.load(stored.definition.id)
+        except CodecError:
+            return False
+        if not self._executor.registry.knows(name, loaded.definition.steps):
+            return False
+        self._executor.ad_hoc.add(name)
+        return True
+
+    async def _take_all(self, wanted: list[Stored], dead: frozenset[str], report: _Report) -> None:
+        """Claim what was found, all together; if one of them cannot be read, one by one."""
+        ids = tuple(stored.definition.id for stored in wanted)
+        dead = dead | {stored.head.owner for stored in wanted if stored.head.owner is not None}
+        async with self._claiming:
+            try:
+                for loaded in await self._claim(ids, STARTUP_STATES, dead):
+                    await self._take(loaded, report)
+            except CodecError:
+                for id in ids:
+                    await self._take_one(id, dead | {self._executor.owner}, report)
+
+    async def _take_one(self, id: str, dead: frozenset[str], report: _Report) -> None:
+        if id in self._executor.runners:
+            return
+        try:
+            for loaded in await self._claim((id,), STARTUP_STATES, dead):
+                await self._take(loaded, report)
+        except CodecError as error:
+            report.blocked[id] = str(error)
+            self._executor.log.error("execution.unreadable", execution=id, error_type=type(error).__name__)  # noqa: TRY400 -- a traceback may quote a state
+
+    async def _take(self, loaded: Loaded, report: _Report) -> None:
         reason, value = self.unusable(loaded)
         id = loaded.definition.id
         if reason is None:
-            resumed.append(id)
-            self._executor.run(loaded, value=value)
+            report.resumed.append(id)
+            self._run(loaded, value=value, wakes_paused=True)
         else:
-            blocked[id] = reason
+            report.blocked[id] = reason
             await self._executor.block(loaded, reason)
 
     def unusable(self, loaded: Loaded) -> tuple[str | None, Any]:
@@ -140,16 +205,28 @@ class Sweeper:
         boundary = loaded.boundary
         try:
             return None, decode_state(boundary.data or b"null", loaded.blobs, bool(boundary.blobs), step.state_type)
-        except CodecError as error:
+        except (CodecError, RegistrationError) as error:
             return str(error), MISSING
 
-    async def _forget(self, dead: frozenset[str]) -> None:
-        """Forget dead owners of whom nothing is left to take."""
+    async def _bury(self, dead: frozenset[str]) -> None:
+        """Take from the dead what they had only just claimed and was not due otherwise; then forget those of whom
+        nothing is left."""
+        store, states = self._executor.store, self.states & PARKED_STATES
         for owner in dead:
-            if not await self._executor.store.count(Query(owner=owner)):
-                await self._executor.store.unregister(owner)
+            page = await store.find(Query(owner=owner, states=states, limit=BATCH))
+            ids = tuple([stored.definition.id for stored in page if await self._knows(stored)])
+            async with self._claiming:
+                for loaded in await self._claim(ids, states, frozenset([owner])):
+                    self._run(loaded)
+            if not await store.count(Query(owner=owner)):
+                await store.unregister(owner)
 
     # the sweep that goes on
+
+    @property
+    def states(self) -> frozenset[ExecutionState]:
+        """What is taken up: without `auto_resume` only what was parked, which nobody else may be there to wake."""
+        return self._states if self._executor.takes_work else self._states & {State.WAITING}
 
     async def run(self) -> None:
         """Sweep whenever something changed, something is due, and every heartbeat."""
@@ -159,36 +236,94 @@ class Sweeper:
             changed = executor.stirred
             try:
                 taken = await self.once()
-                due = await executor.store.next_due()
-                if due is not None and (taken or due > executor.clock.now()):
-                    seconds = min(seconds, max(SHORTEST, due - executor.clock.now()))
+                seconds = await self._until_due(seconds, taken)
             except LongrunError as error:
                 executor.log.warning("sweep.failed", error_type=type(error).__name__)
-            await executor.clock.sleep(SHORTEST)
+            except Exception as error:  # a defect of ours must not take the executions along
+                executor.log.exception("sweep.defect", error_type=type(error).__name__)
+            await executor.clock.breathe(SHORTEST)
             await executor.clock.wait(changed, seconds)
-            executor.stirred = anyio.Event() if executor.stirred.is_set() else executor.stirred
+            if executor.stirred.is_set():
+                executor.stirred = anyio.Event()
+
+    async def _until_due(self, seconds: float, taken: int) -> float:
+        """How long to wait: until the next moment, or for a heartbeat if what is due is for others to take."""
+        now = self._executor.clock.now()
+        due = await self._executor.store.next_due()
+        moments = [due] if due is not None and (taken or due > now) else []
+        if self._timers:
+            moments.append(self._timers[0][0])
+        return min([seconds, *(max(SHORTEST, moment - now) for moment in moments)])
 
     async def once(self) -> int:
         """Deliver messages to what is owned here, and take up what is due and free; how many were taken."""
         executor = self._executor
+        executor.look()
+        if self.unsure:
+            await self._find_lost()
         for id in await executor.store.pending(executor.owner):
-            await executor.deliver(id)
-        if not executor.takes_work:
-            return 0
-        dead = await self.dead()
+            await self._deliver(id)
+        await self._ring()
         room = executor.room_for()
-        if room <= 0:
+        dead = await self._look_for_dead()
+        if room <= 0 or executor.draining:
             return 0
         claim = Claim(
             owner=executor.owner,
             now=executor.clock.now(),
-            states=self._states,
+            states=self.states,
             workflows=executor.known_workflows(),
             queues=executor.queues,
             dead=dead,
             limit=min(room, BATCH),
         )
-        taken = await executor.claim(claim)
-        for loaded in taken:
-            executor.run(loaded)
+        async with self._claiming:
+            taken = await self._ask(claim)
+            for loaded in taken:
+                self._run(loaded)
         return len(taken)
+
+    async def _deliver(self, id: str) -> None:
+        try:
+            await self._executor.deliver(id)
+        except LongrunError as error:  # one that cannot be read does not keep the others from their messages
+            self._executor.log.warning("deliver.failed", execution=id, error_type=type(error).__name__)
+
+    async def claims_made(self, seconds: float) -> None:
+        """Return when no claim is under way, or after so many seconds."""
+        with anyio.move_on_after(seconds):
+            async with self._claiming:
+                pass
+
+    async def _look_for_dead(self) -> frozenset[str]:
+        """Owners whose executions may be taken. Looking costs a query, so the answer serves for one heartbeat."""
+        now = self._executor.clock.monotonic()
+        if now >= self._dead_at:
+            owners = await self._executor.store.owners()
+            self._dead = lease.gone(owners, but=self._executor.owner)
+            self._dead_at = now + self._executor.config.heartbeat_interval
+            if self._dead:
+                await self._bury(self._dead)
+        return self._dead
+
+    async def _ring(self) -> None:
+        """The time has come for something that rests here; what was given back is claimed like anybody's."""
+        now = self._executor.clock.now()
+        while self._timers and self._timers[0][0] <= now:
+            _, id = heapq.heappop(self._timers)
+            if id in self._executor.resting:
+                await self.take_over(await self._executor.store.load(id))
+
+    async def _find_lost(self) -> None:
+        """Run what the store gave to this owner although the answer never came."""
+        executor = self._executor
+        self.unsure = False
+        try:
+            async with self._claiming:
+                page = await executor.store.find(Query(owner=executor.owner, states=UNFINISHED, limit=10_000))
+                lost = [stored.definition.id for stored in page if not executor.has(stored.definition.id)]
+                for loaded in await self._claim(tuple(lost), UNFINISHED, frozenset([executor.owner])):
+                    self._run(loaded)
+        except BaseException:
+            self.unsure = True
+            raise

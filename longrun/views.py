@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from longrun import codec
-from longrun.errors import ConfigError, NotStorableError
+from longrun.errors import ConfigError, NotStorableError, StateMismatchError
 from longrun.records import ID_LIMIT, Checkpoint, Execution, Progress, StepRecord, to_time
 from longrun.registry import StepRegistry
 from longrun.snapshot import decode_state
@@ -57,17 +57,25 @@ def checkpoint(
     definition: Definition, boundary: Boundary, blobs: Mapping[str, bytes], registry: StepRegistry | None
 ) -> Checkpoint:
     """A stored boundary as the checkpoint it is, its state typed if this program knows the step."""
-    kind = state_type(definition.steps, boundary, registry)
     return Checkpoint(
         id=f"{definition.id}@{boundary.seq}",
         step=boundary.next,
-        state=decode_state(boundary.data or b"null", blobs, bool(boundary.blobs), kind),
+        state=_old_state(boundary, blobs, state_type(definition.steps, boundary, registry)),
         timestamp=to_time(boundary.ended),  # type: ignore[arg-type]  # never None
         metadata={"step_name": boundary.name, "attempts": boundary.attempts, "visit": boundary.visit},
         seq=boundary.seq,
         kind=boundary.kind,
         size=boundary.size,
     )
+
+
+def _old_state(boundary: Boundary, blobs: Mapping[str, bytes], kind: Any) -> Any:
+    """An old state typed as it was then; as plain data if its class has changed since."""
+    data, split = boundary.data or b"null", bool(boundary.blobs)
+    try:
+        return decode_state(data, blobs, split, kind)
+    except StateMismatchError:
+        return decode_state(data, blobs, split, Any)
 
 
 def state_type(steps: tuple[str, ...], boundary: Boundary, registry: StepRegistry | None) -> Any:

@@ -20,16 +20,17 @@ from longrun.clock import Clock
 from longrun.loops import current_loop
 
 BEGIN = 1_700_000_000.0
-QUIET = 0.01
-"""Real seconds without any use of the clock after which `autojump` takes everybody to be waiting."""
+QUIET = 0.05
+"""Real seconds without any use of the clock after which `autojump` takes everybody to be waiting: time enough for the
+threads of a store to answer. What beats often makes many jumps; a long `heartbeat_interval` spares them."""
 
 
 class ManualClock(Clock):
     """Sleeps, back-offs, leases and timers pass when `advance` is called.
 
     With `autojump` they pass by themselves: when every task waits, time jumps to the next moment somebody waits for.
-    A step thread at work counts as waiting. A single `advance` past the length of a lease is to the store what a machine
-    is that stood still: the lease has run out before anybody could renew it.
+    A step thread at work counts as waiting. A single `advance` past the length of a lease is to the store what a
+    machine is that stood still: the lease has run out before anybody could renew it.
     """
 
     def __init__(self, start: float = BEGIN, *, autojump: bool = False) -> None:
@@ -39,6 +40,7 @@ class ManualClock(Clock):
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
         self._used = time.monotonic()
+        self._breathing = 0
 
     def now(self) -> float:
         self._used = time.monotonic()
@@ -83,6 +85,15 @@ class ManualClock(Clock):
             self._remove(timer)
         return event.is_set()
 
+    async def breathe(self, seconds: float) -> None:
+        """Real, and no time jumps meanwhile."""
+        self._breathing += 1
+        try:
+            await super().breathe(seconds)
+        finally:
+            self._breathing -= 1
+            self._used = time.monotonic()
+
     def block(self, event: threading.Event, seconds: float) -> bool:
         """A thread cannot wait for two events: `event` is set when the time has passed, and cleared again."""
         reached: list[bool] = []
@@ -111,7 +122,7 @@ class ManualClock(Clock):
 
     def _jump(self) -> None:
         with self._lock:
-            if self._timers and time.monotonic() - self._used >= QUIET:
+            if self._timers and not self._breathing and time.monotonic() - self._used >= QUIET:
                 self._used = time.monotonic()
                 self._move(max(self._now, self._timers[0][0]))
 

@@ -116,6 +116,22 @@ class CheckpointContract(ConformanceBase):
         assert sizes[2] - sizes[1] >= 20_000
         assert backend.size("b") >= 90_000
 
+    def test_dropped_blobs_give_their_space_back(self, backend: StoreBackend) -> None:
+        """I16: what an execution takes is bounded by what it keeps, sooner or later, not by what it has written."""
+        noise = random.Random(2).randbytes
+        new = owned("a", blobs={"b1": noise(20_000)})
+        created(backend, new)
+        head, written = new.head, 20_000
+        for first in range(2, 302, 30):
+            saves: list[Save] = []
+            for seq in range(first, first + 30):
+                row = boundary(seq, blobs=(f"b{seq}",))
+                blobs, gone = {f"b{seq}": noise(20_000)}, (f"b{seq - 1}",)
+                saves.append(step("a", head, boundaries=(row,), blobs=blobs, keep_from=seq, drop_blobs=gone))
+                head, written = saves[-1].head, written + 20_000
+            done(backend, *saves)
+        assert backend.size("a") < written / 2
+
     def test_a_reader_never_sees_half_a_write(self, backend: StoreBackend) -> None:
         """`load` is consistent in itself while the owner writes and retention removes."""
         new = owned("a", blobs={"b1": b"1"})

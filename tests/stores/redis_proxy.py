@@ -11,7 +11,7 @@ from typing import Self
 
 
 class Relay:
-    """Listens on a unix socket and passes everything on. `lose(n)` swallows the next n answers to a script."""
+    """Listens on a unix socket and passes everything on. `lose(n)` swallows the next n answers of a script that ran."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -55,7 +55,7 @@ class Relay:
         self._start(self._requests, client, server, asked)
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 16):
-                if asked.is_set() and self._loses():
+                if asked.is_set() and not data.startswith(b"-NOSCRIPT") and self._loses():
                     break
                 client.sendall(data)
         _hang_up(client, server)

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import psycopg
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from psycopg.sql import SQL, Identifier
 
 from longrun.errors import LongrunError
 from longrun.stored import Claim, Loaded, Save, Write
@@ -48,9 +50,44 @@ def on_disk(module: str, name: str) -> Callable[[pytest.FixtureRequest], NewPlac
     return places
 
 
+def postgres(request: pytest.FixtureRequest) -> NewPlace:
+    """A schema of its own for every run, below the name of the test's, which is dropped with them."""
+    server, schema = request.getfixturevalue("postgres_server"), request.getfixturevalue("postgres_schema")
+    from longrun.stores.postgres import PostgresCheckpointStore
+
+    names: list[str] = []
+
+    def new_place() -> Callable[[], CheckpointStore]:
+        names.append(f"{schema}_{len(names)}")
+        return functools.partial(PostgresCheckpointStore, server.url, schema=names[-1])
+
+    def drop() -> None:
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute("SET client_min_messages = warning")
+            for name in names:
+                connection.execute(SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(Identifier(name)))
+
+    request.addfinalizer(drop)
+    return new_place
+
+
+def redis(request: pytest.FixtureRequest) -> NewPlace:
+    """A prefix of its own for every run, on a server that was started for the tests and ends with them."""
+    from longrun.stores.redis import RedisCheckpointStore
+
+    url, numbers = request.getfixturevalue("redis_url"), itertools.count()
+
+    def new_place() -> Callable[[], CheckpointStore]:
+        return functools.partial(RedisCheckpointStore, url, prefix=f"model{next(numbers)}")
+
+    return new_place
+
+
 PLACES: dict[str, Callable[[pytest.FixtureRequest], NewPlace]] = {
     "memory": memory,
+    "file": on_disk("longrun.stores.file", "FileCheckpointStore"),
     "sqlite": on_disk("longrun.stores.sqlite", "SQLiteCheckpointStore"),
+    "postgres": postgres,
 }
 
 
@@ -69,6 +106,13 @@ def run(new_place: NewPlace, **options: Any) -> None:
 def test_a_store_does_as_the_memory_store_does(new_place: NewPlace, campaign_size: int) -> None:
     """I1, I3, I7, I9."""
     run(new_place, max_examples=campaign_size)
+
+
+def test_redis_does_as_the_memory_store_does(
+    redis_server: object, request: pytest.FixtureRequest, campaign_size: int
+) -> None:
+    """I1, I3, I7, I9, on every Redis and Valkey that is here."""
+    run(redis(request), max_examples=campaign_size)
 
 
 # The machine can fail: each of these is a store with one mistake.

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import attrs
 import psycopg
 import psycopg_pool
 import pytest
 
 from longrun.errors import (
+    LeaseLostError,
     LongrunError,
     NewerFormatError,
     NotStorableError,
@@ -239,6 +241,19 @@ def test_a_value_that_postgresql_cannot_hold_is_refused_alone(server_url: str, p
             assert (answers[0], type(answers[2])) == (None, int)
             assert (loaded(backend, "a").head, loaded(backend, "b").head) == (good.head, b.head)
             head = good.head
+
+
+def test_steps_are_set_by_who_first_runs_it(server_url: str, postgres_schema: str) -> None:
+    """Only with the fence that fits (I3), and the definition still fits its checksum afterwards."""
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        new = owned("a", steps=(), total=0)
+        created(backend, new, owned("b"))
+        stale = change("a", attrs.evolve(new.head, fence=9), steps=("x",))
+        assert isinstance(backend.commit([stale])[0], LeaseLostError)
+        assert loaded(backend, "a").definition == new.definition
+        done(backend, change("a", new.head, steps=("one", "two")), step("b", owned("b").head))
+        assert loaded(backend, "a").definition == attrs.evolve(new.definition, steps=("one", "two"), total=2)
+        assert {one.definition.id: one.definition.total for one in backend.find(Query())} == {"a": 2, "b": 3}
 
 
 def test_free_text_may_hold_anything(server_url: str, postgres_schema: str) -> None:

@@ -75,6 +75,10 @@ class TestLostAnswers:
         relay.lose(1)
         assert relayed.commit([second, third]) == [None, None]
         assert relay.lost == 1
+        assert relayed.commit([second]) == [None]
+        found = relayed.load("a")
+        assert found is not None
+        assert found.head == third.head
         assert [row.seq for row in relayed.boundaries("a")] == [1, 2, 3]
 
     def test_a_claim_whose_answer_was_lost_is_given_once(self, relay: Relay, relayed: RedisBackend) -> None:

@@ -17,7 +17,7 @@ from longrun.stores._file.contents import Mail
 from longrun.stores._file.entries import Entries, Entry, Mark
 from longrun.stores._file.inbox import box_of, read_letters
 from longrun.stores._file.journal import Journal, Spot, read_spot, read_summary
-from longrun.stores._file.lines import BrokenLineError, ForeignLineError, identity_of
+from longrun.stores._file.lines import BrokenLineError, identity_of
 from longrun.stores._file.place import BELL_LIMIT, Place, journal_name, parse_journal_name, stem_of
 
 LOOK_AGAIN = 2.0
@@ -134,15 +134,20 @@ class Catalog:
 
     def _id_in(self, spot: Spot) -> str:
         """The id that a journal says it belongs to; it must be the one that gives the file its name."""
-        for text in spot.folder.read(spot.name).split(b"\n"):
+        data = spot.folder.read(spot.name)
+        for text in data.split(b"\n"):
             try:
                 id = identity_of(text).id
-            except (BrokenLineError, ForeignLineError):
+            except BrokenLineError:
                 continue
             if stem_of(id) == spot.stem:
                 return id
             break
-        self._place.keep_aside(spot.name, spot.folder.read(spot.name))
+        else:
+            earlier = journal_name(spot.stem, spot.gen - 1)
+            if spot.gen > 0 and spot.folder.stat(earlier) is not None:  # a claim that a power cut left empty
+                return self._id_in(Spot(spot.folder, spot.stem, spot.gen - 1, earlier))
+        self._place.keep_aside(spot.name, data)
         raise CorruptDataError(f"the journal {spot.name!r}", "it does not belong to the execution of that name")
 
     def _update_inbox(self, stem: str) -> None:

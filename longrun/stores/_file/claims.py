@@ -163,14 +163,14 @@ class Claims:
         effective = woken_head(head, bool(letters.waiting(contents.mail)))
         if not (free(head, claim) and wanted(definition, effective, claim)):
             return None
-        contents.head = claimed_head(head, claim.owner)
+        head = contents.head = claimed_head(head, claim.owner)
         if len(contents.old_rows()) > ROWS_CARRIED:
             move_history(place, entry.stem, contents)
         lines = snapshot_lines(identity, contents, 2)
         data = b"".join(lines)
         write_all(place.disk, fd, data)
         n, size = 1 + len(lines), size + len(data)
-        journal = Journal(place, entry.id, identity.gen, fd, head=contents.head, mail=contents.mail, n=n, size=size)
+        journal = Journal(place, entry.id, identity.gen, fd, head=head, mail=contents.mail, n=n, size=size)
         return _Taken(journal, contents, letters)
 
     def _again(self, entry: Entry) -> None:

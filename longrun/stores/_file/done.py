@@ -26,6 +26,9 @@ from longrun.stores._file.place import FINISHED_INDEX, Place, done_inbox_name, d
 GONE_LIMIT = 1000
 """Lines of removed executions that the index may hold, beside as many others, before it is written anew."""
 
+_HEADER = pack(Identity("", 0), 1, {"kind": "index"})
+"""The first line of a complete index. One that was lost and begun anew by whoever moved a journal has none."""
+
 
 @attrs.frozen
 class Row:
@@ -66,6 +69,8 @@ class Finished:
             self._refresh()
             rows = self._ordered()
         after = query.after
+        if not rows:
+            return
         with self._place.top.opened(FINISHED_INDEX) as fd:
             for row in rows:
                 if (
@@ -113,16 +118,28 @@ class Finished:
 
     def _refresh(self) -> None:
         place = self._place
-        fd, new = place.top.open_or_create(FINISHED_INDEX)
+        try:
+            fd = place.top.open(FINISHED_INDEX)
+        except FileNotFoundError:
+            self._start_over(-1, broken=self._any_journal())
+            return
         try:
             status = place.disk.fstat(fd)
-            if new or status.st_ino != self._ino or status.st_size < self._end:
-                self._rows, self._order, self._end, self._gone = {}, None, 0, 0
-                self._ino, self._broken = status.st_ino, new
+            if status.st_ino != self._ino or status.st_size < self._end:
+                first = place.disk.pread(fd, len(_HEADER), 0)
+                self._start_over(status.st_ino, broken=first != _HEADER)
+                self._end = len(_HEADER) if first == _HEADER else 0
             if status.st_size > self._end:
                 self._take_in(read_range(place.disk, fd, self._end))
         finally:
             place.disk.close(fd)
+
+    def _start_over(self, ino: int, *, broken: bool) -> None:
+        self._rows, self._order, self._end, self._gone = {}, None, 0, 0
+        self._ino, self._broken = ino, broken
+
+    def _any_journal(self) -> bool:
+        return any(name.endswith(".jsonl") for name in self._place.done.names())
 
     def _mend(self) -> None:
         """Make a damaged or missing index anew."""
@@ -172,6 +189,8 @@ class Finished:
         fd = place.open_locked(place.top, FINISHED_INDEX)
         try:
             size = place.disk.fstat(fd).st_size
+            if size == 0 and not self._any_journal():
+                lines = [_HEADER, *lines]
             if size and place.disk.pread(fd, 1, size - 1) != b"\n":
                 lines = [b"\n", *lines]
             write_all(place.disk, fd, b"".join(lines))
@@ -196,16 +215,17 @@ class Finished:
                 for name in place.done.names():
                     if name.endswith(".jsonl") and name.removesuffix(".jsonl") not in known:
                         lines.update(self._from_journal(name.removesuffix(".jsonl")))
-                temporary, new = place.temporary(b"".join(lines.values()), sync=True)
+                temporary, new = place.temporary(b"".join([_HEADER, *lines.values()]), sync=True)
                 place.disk.close(new)
                 place.replace(temporary, place.top, FINISHED_INDEX)
                 place.top.sync()
             finally:
                 place.disk.close(fd)
             self._refresh()
-            self._broken = False
 
     def _good_lines(self) -> dict[str, bytes]:
+        if not self._rows:
+            return {}
         data = self._place.top.read(FINISHED_INDEX)
         return {id: data[row.start : row.start + row.size] + b"\n" for id, row in self._rows.items()}
 

@@ -84,7 +84,10 @@ def _dumped(fields: dict[str, Any]) -> bytes:
 
 def _loaded(text: bytes) -> Any:
     if orjson is not None and text.startswith(_OURS_START):
-        return orjson.loads(text)
+        try:
+            return orjson.loads(text)
+        except ValueError:  # as above
+            pass
     return json.loads(text)
 
 

@@ -28,7 +28,7 @@ from longrun.stores._file.births import Birth, Post
 from longrun.stores._file.catalog import Catalog
 from longrun.stores._file.contents import CLEARED, Mail, save_lines
 from longrun.stores._file.crew import Crew
-from longrun.stores._file.disk import write_all
+from longrun.stores._file.disk import Folder, write_all
 from longrun.stores._file.done import Finished, bring_back, move_away
 from longrun.stores._file.entries import Entry
 from longrun.stores._file.journal import (
@@ -87,6 +87,7 @@ class Writes:
         self._janitor = ThreadPoolExecutor(1, thread_name_prefix="longrun-file-tidy")
         self._tidying: Future[None] | None = None
         self._rung: list[str] = []
+        self._doubtful: set[Folder] = set()
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._open_limit = max(16, min(1024, soft // 4))
 
@@ -106,6 +107,13 @@ class Writes:
     def ring(self) -> None:
         self.place.ring(dict.fromkeys(self._rung))
         self._rung.clear()
+
+    def _sync_names(self, *folders: Folder) -> None:
+        """Make new names durable. Where that failed once, nothing is acknowledged until it has worked."""
+        self._doubtful.update(folders)
+        for folder in list(self._doubtful):
+            folder.sync()
+            self._doubtful.discard(folder)
 
     # journals
 
@@ -185,6 +193,7 @@ class Writes:
 
     def save(self, batch: Sequence[tuple[int, Save]], answers: Answers) -> None:
         todo = batch
+        self._sync_names()
         for _ in range(ROUNDS):
             appends = self._prepare(todo, answers)
             for start in range(0, len(appends), self._open_limit):
@@ -348,10 +357,11 @@ class Writes:
             else:
                 fresh[create.id] = (place, create)
         items = list(fresh.values())
-        for start in range(0, len(items), CREATE_CHUNK):
-            self._create_chunk([Birth(place, create) for place, create in items[start : start + CREATE_CHUNK]], answers)
+        size = min(CREATE_CHUNK, self._open_limit)
+        for start in range(0, len(items), size):
+            self._create_chunk([Birth(*item) for item in items[start : start + size]], answers)
         if items:
-            self.place.live.sync()
+            self._sync_names(self.place.live)
 
     def _taken(self, id: str) -> bool:
         """Whether an execution has the id; clears away what a crash in the middle of its deletion left."""
@@ -385,8 +395,7 @@ class Writes:
         with self.place.locked(shared=True):
             posts = [post for id, sends in by_id.items() if (post := self._address(id, sends, answers)) is not None]
             self.crew.run(lambda post: post.deliver(self.place), posts)
-            for folder in {post.box.folder for post in posts if post.new}:
-                folder.sync()
+            self._sync_names(*[post.box.folder for post in posts if post.new])
         for post in posts:
             for (where, _), answer in zip(post.sends, post.answers, strict=True):
                 answers[where] = answer
@@ -399,7 +408,8 @@ class Writes:
                 raise ExecutionNotFoundError(id)
             born, mail = self._mail(id, spot)
             box = inbox.box_of(self.place, spot.stem, id, born, done=spot.folder is self.place.done)
-            return Post(box, sends, mail, box.folder.stat(box.name) is None)
+            status = box.folder.stat(box.name)
+            return Post(box, sends, mail, status is None or status.st_size == 0)
         except LongrunError as error:
             for where, _ in sends:
                 answers[where] = error

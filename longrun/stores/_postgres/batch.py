@@ -37,6 +37,7 @@ HEAD_KINDS: tuple[type[Column], ...] = (
     *(Texts, Ints, Texts, Ints, Ints, Texts, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Floats, Floats, Texts),
     *(Flags, Flags, Ints, Texts, Texts, Floats, Floats, Floats, Texts),
 )
+_TOTAL = rows.DEFINITION_COLUMNS.index("total")
 _DEFINITION_NAMES = (
     *("workflow", "version", "total", "queue", "priority", "metadata", "parent_id", "created", "definition_crc"),
     *("steps", "steps_crc", "labels", "search", "token"),
@@ -74,7 +75,7 @@ class Batch:
         first = self.writes[group[0]]
         if isinstance(first, Send):
             return False
-        return isinstance(first, Create) or not any(_lets_go(self.writes[n]) for n in group)
+        return isinstance(first, Create) or not any(_has_sequel(self.writes[n]) for n in group)
 
     def _groups(self) -> list[list[int]]:
         """Places of writes of one kind, each group one statement; what concerns one execution keeps its order."""
@@ -153,7 +154,24 @@ class Batch:
         applied = self._run(connection, "save", parts, parameters, tell=bool(released))
         if released:
             self._let_go(connection, released, set(applied))
+        named = {save.id: save.steps for save in saves if save.steps is not None}
+        if named:
+            self._set_steps(connection, {id: named[id] for id in applied if id in named})
         return applied
+
+    def _set_steps(self, connection: Connection, named: dict[str, tuple[str, ...]]) -> None:
+        """The steps of executions that were submitted without. Their rows are locked by the save."""
+        changed: list[tuple[Any, ...]] = []
+        for *values, crc in self.queries.run(connection, "definitions_of", ids=Texts(named)):
+            id, total = values[0], len(named[values[0]])
+            intact = rows.definition_crc(values) == crc  # a damaged definition stays one
+            values[_TOTAL] = total
+            steps = rows.steps_text(named[id])
+            fresh = rows.definition_crc(values) if intact else crc
+            changed.append((id, steps, rows.steps_crc(id, steps), total, fresh))
+        if changed:
+            names = ("id", "steps", "steps_crc", "total", "crc")
+            self.queries.run(connection, "set_steps", **columns(names, (Texts, Texts, Ints, Ints, Ints), changed))
 
     def _run(
         self, connection: Connection, name: str, parts: Parts, parameters: dict[str, Any], tell: bool
@@ -255,6 +273,11 @@ def search_text(definition: Definition) -> str:
 def _lets_go(write: Write) -> bool:
     """Whether others may take the execution up, or see its end, after this save."""
     return isinstance(write, Save) and (write.head.owner is None or write.head.state.finished)
+
+
+def _has_sequel(write: Write) -> bool:
+    """Whether a save needs more statements after the one that all saves share."""
+    return _lets_go(write) or (isinstance(write, Save) and write.steps is not None)
 
 
 def _weight(write: Write) -> int:

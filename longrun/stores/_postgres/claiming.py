@@ -53,7 +53,7 @@ class Claiming:
             "states": Texts([state.value for state in claim.states]),
             "workflows": None if claim.workflows is None else Texts(claim.workflows),
             "queues": None if claim.queues is None else Texts(claim.queues),
-            "owners": Texts({claim.owner, *claim.dead}),
+            "owners": Texts(claim.dead),
             "limit": claim.limit,
         }
         if claim.ids is not None:

@@ -81,7 +81,7 @@ def chunks(batch: Sequence[Write]) -> Iterator[Chunk]:
         yield chunk
 
 
-_STEP = _string(b"S") + _number(7)
+_STEP = _string(b"S") + _number(10)
 
 
 def _save(chunk: Chunk, save: Save) -> None:
@@ -90,14 +90,16 @@ def _save(chunk: Chunk, save: Save) -> None:
     rows = save.boundaries
     keep = _NONE if save.keep_from is None else _number(save.keep_from)
     rest = save.clear or save.put or save.blobs or save.take or save.drop or save.drop_blobs
-    if len(rows) != 1 or rest or rows[0].data is None or head.state.finished:
+    if len(rows) != 1 or rest or rows[0].data is None or head.owner is None or head.state.finished:
         _save_any(chunk, save, [_string(id), _string(control), _string(packed), _ended(head), keep])
         return
     row, data = rows[0], rows[0].data
     state = _string(wire.framed(b"%b\0%d" % (id, row.seq), data))
-    head_parts = _STEP + _string(id) + _string(control) + _string(packed) + _number(row.seq)
-    chunk.parts += (head_parts, _string(wire.row_bytes(id, row)), state, keep)
-    chunk.count += 9
+    before, tail = b" %d %d " % (head.fence, head.revision - 1), b" " + control.split(b" ", 5)[5]
+    seq = b"%d" % row.seq
+    parts = (_STEP, _string(id), _string(control), _string(before), _string(tail), _string(packed))
+    chunk.parts += (*parts, _string(seq), _string(wire.row_bytes(id, row)), _string(b"s" + seq), state, keep)
+    chunk.count += 12
     chunk.size += len(state)
 
 

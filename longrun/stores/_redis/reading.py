@@ -162,7 +162,7 @@ def _sound(id: str, raw: list[Any]) -> Loaded:
     if record != wire.index_record(found) or not flat_states:
         raise DamagedError
     kept = [(int(n), wire.row_names(id, int(n), row)) for n, row in wire.pairs(flat_rows).items()]
-    seq = int(flat_states[0])
+    seq = int(flat_states[0][1:])
     if not kept or kept[-1][0] != seq:
         raise DamagedError
     newest = wire.row_from(id, seq, flat_rows[-1])
@@ -260,7 +260,8 @@ def _add_head(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> None:
 
 
 def _add_boundaries(parts: Parts, raw: list[Any], damaged: dict[str, bytes]) -> None:
-    found, states = wire.pairs(raw[5]), wire.pairs(raw[6])
+    found = wire.pairs(raw[5])
+    states = {field[1:]: value for field, value in wire.pairs(raw[6]).items()}
     for number in sorted(set(found) | set(states), key=int, reverse=True):
         seq = int(number)
         state: bytes | None = states.get(number)

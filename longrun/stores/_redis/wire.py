@@ -181,7 +181,7 @@ def wake_text(head: Head) -> str:
 def control_bytes(id: bytes, head: Head) -> bytes:
     h = head
     owner = "-" if h.owner is None else "=" + h.owner
-    text = (f"{h.fence} {h.revision} {h.crashes} {h.woken:d} {h.seq} {_NAMES[h.state]} {wake_text(h)} {owner}").encode(
+    text = (f"{h.fence} {h.revision} {h.crashes} {h.seq} {h.woken:d} {_NAMES[h.state]} {wake_text(h)} {owner}").encode(
         "utf-8", "surrogatepass"
     )
     return hashlib.sha1(id + b"\0" + text, usedforsecurity=False).hexdigest()[:8].encode() + b" " + text
@@ -191,7 +191,7 @@ def control_from(id: str, value: bytes) -> Control:
     check, _, text = value.partition(b" ")
     if hashlib.sha1(id.encode() + b"\0" + text, usedforsecurity=False).hexdigest()[:8].encode() != check:
         raise DamagedError
-    fence, revision, crashes, woken, seq, state, wake, owner = text.split(b" ", 7)
+    fence, revision, crashes, seq, woken, state, wake, owner = text.split(b" ", 7)
     return Control(
         int(fence),
         int(revision),

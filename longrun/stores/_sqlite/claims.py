@@ -99,7 +99,7 @@ def _update(found: Found, head: Head, messages: int) -> tuple[tuple[Any, ...], t
 def _candidates(connection: sqlite3.Connection, claim: Claim) -> list[int]:
     values: dict[str, Any] = {
         "states": json.dumps([state.value for state in claim.states]),
-        "owners": json.dumps([claim.owner, *claim.dead]),
+        "owners": json.dumps([*claim.dead]),
         "now": max(0.0, claim.now),
         "limit": claim.limit,
     }

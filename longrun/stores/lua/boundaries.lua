@@ -7,7 +7,7 @@ local PAGE = 500
 
 local control = call('HGET', base .. 'x:' .. id, 'c')
 if not control then return { {}, {} } end
-local newest = tonumber((select(6, match(control, CONTROL)))) or call('HLEN', rows)
+local newest = tonumber((select(5, match(control, CONTROL)))) or call('HLEN', rows)
 local found, from = {}, after + 1
 while from <= newest and #found < 2 * limit do
   local to = math.min(newest, from + math.min(PAGE, limit) - 1)
@@ -21,4 +21,4 @@ while from <= newest and #found < 2 * limit do
   end
   from = to + 1
 end
-return { found, call('HKEYS', base .. 's:' .. id) }
+return { found, states_of(id) }

@@ -40,10 +40,10 @@ local function take(id, f, part)
   local crashes = tonumber(part[4])
   if owner ~= '-' and owner ~= me and (state == 'running' or state == 'resuming') then crashes = crashes + 1 end
   local fence = string.format('%.0f', tonumber(part[2]) + 1)
-  local text = string.format('%s %s %.0f 0 %s %s %s ', fence, part[3], crashes, part[6], state, wake) .. me
+  local text = string.format('%s %s %.0f %s 0 %s %s ', fence, part[3], crashes, part[5], state, wake) .. me
   call('HSET', base .. 'x:' .. id, 'c', sealed(id, text))
-  if owner ~= me or part[5] == '1' then
-    move(id, f, state, wake, owner, part[5], state, wake, me, '0')
+  if owner ~= me or part[6] == '1' then
+    move(id, f, state, wake, owner, part[6], state, wake, me, '0')
   end
   taken[id] = true
   given[#given + 1] = id
@@ -71,7 +71,7 @@ local function wanted(f, part)
 end
 
 local function due(part)
-  local moment = due_at(part[8], part[9], part[5])
+  local moment = due_at(part[8], part[9], part[6])
   return moment ~= '-' and tonumber(moment) <= now
 end
 

@@ -11,9 +11,8 @@ local KEYS_REMEMBERED = 1024
 local notable = false
 
 local function strip(id, from)
-  local states = base .. 's:' .. id
-  for _, seq in ipairs(call('HKEYS', states)) do
-    if (tonumber(seq) or from) < from then call('HDEL', states, seq) end
+  for _, seq in ipairs(states_of(id)) do
+    if seq < from then call('HDEL', base .. 'x:' .. id, 's' .. seq) end
   end
 end
 
@@ -34,7 +33,7 @@ local function put_boundaries(id, at)
   local count = tonumber(ARGV[at])
   for n = at + 1, at + 3 * count, 3 do
     call('HSET', base .. 'b:' .. id, ARGV[n], ARGV[n + 1])
-    if ARGV[n + 2] ~= '' then call('HSET', base .. 's:' .. id, ARGV[n], ARGV[n + 2]) end
+    if ARGV[n + 2] ~= '' then call('HSET', base .. 'x:' .. id, 's' .. ARGV[n], ARGV[n + 2]) end
   end
   return at + 3 * count + 1
 end
@@ -59,14 +58,14 @@ end
 
 -- The state, the owner or the moment to wake changed: so do the indexes.
 local function reindex(id, f, woken, state, wake, owner, ended, new)
-  local new_woken, new_state, new_wake, new_owner = new[5], new[8], new[9], new[10]
+  local new_woken, new_state, new_wake, new_owner = new[6], new[8], new[9], new[10]
   if new_state == 'completed' or new_state == 'cancelled' then
     if owner ~= '-' then call('SREM', base .. 'i:mail:' .. owner, id) end
     call('DEL', base .. 'e:' .. id, base .. 'm:' .. id)
   elseif new_owner == '-' and new_woken == '0' and not FINISHED[new_state] and
       call('EXISTS', base .. 'm:' .. id) == 1 then
     new_woken = '1'
-    local control = sealed(id, table.concat({ new[2], new[3], new[4], '1', new[6], new[7] }, ' '))
+    local control = sealed(id, table.concat({ new[2], new[3], new[4], new[5], '1', new[7] }, ' '))
     call('HSET', base .. 'x:' .. id, 'c', control)
   end
   move(id, f, state, wake, owner, woken, new_state, new_wake, new_owner, new_woken)
@@ -77,10 +76,9 @@ local function reindex(id, f, woken, state, wake, owner, ended, new)
   notable = true
 end
 
-local function compare(id, fence, revision)
-  local old = call('HGET', base .. 'x:' .. id, 'c')
+local function compare(id, old, fence, revision)
   if not old then return 'n' end
-  local _, old_fence, old_revision, _, woken, _, rest, state, wake, owner = match(old, CONTROL)
+  local _, old_fence, old_revision, _, _, woken, rest, state, wake, owner = match(old, CONTROL)
   if not old_fence then return 'd' end
   if old_fence ~= fence then return 'l' end
   local behind = tonumber(revision) - tonumber(old_revision)
@@ -89,17 +87,24 @@ local function compare(id, fence, revision)
   return nil, woken, rest, state, wake, owner
 end
 
--- The common step: a head and one boundary with its state. ARGV: id, control, head, seq, row, state, keep_from.
+-- The common step of an owner: a head and one boundary with its state. ARGV: id, control, " <fence> <revision before> ",
+-- the end of the control record from <woken> on, head, seq, row, "s" and seq, state, keep_from.
+-- If the old record has that fence and revision, and the same end, then no index changes and no pattern is needed.
 local function save_step(at)
-  local id, control = ARGV[at], ARGV[at + 1]
-  local new = { match(control, CONTROL) }
-  local refusal, woken, rest, state, wake, owner = compare(id, new[2], new[3])
-  if refusal then return refusal end
-  local f = (rest ~= new[7] or woken ~= new[5] or owner == '-') and facts_of(id)
-  call('HSET', base .. 'x:' .. id, 'c', control, 'h', ARGV[at + 2])
-  call('HSET', base .. 'b:' .. id, ARGV[at + 3], ARGV[at + 4])
-  call('HSET', base .. 's:' .. id, ARGV[at + 3], ARGV[at + 5])
-  if ARGV[at + 6] ~= '' then strip(id, tonumber(ARGV[at + 6])) end
+  local id, control, before, tail = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local x = base .. 'x:' .. id
+  local old = call('HGET', x, 'c')
+  local new, f, woken, state, wake, owner
+  if not old or sub(old, 9, 8 + #before) ~= before or sub(old, -#tail) ~= tail then
+    local refusal, rest
+    new = { match(control, CONTROL) }
+    refusal, woken, rest, state, wake, owner = compare(id, old, new[2], new[3])
+    if refusal then return refusal end
+    f = (rest ~= new[7] or woken ~= new[6]) and facts_of(id)
+  end
+  call('HSET', x, 'c', control, 'h', ARGV[at + 4], ARGV[at + 7], ARGV[at + 8])
+  call('HSET', base .. 'b:' .. id, ARGV[at + 5], ARGV[at + 6])
+  if ARGV[at + 9] ~= '' then strip(id, tonumber(ARGV[at + 9])) end
   if f then reindex(id, f, woken, state, wake, owner, '', new) end
   return ''
 end
@@ -108,9 +113,9 @@ end
 local function save(at)
   local id, control, ended = ARGV[at], ARGV[at + 1], ARGV[at + 3]
   local new = { match(control, CONTROL) }
-  local refusal, woken, rest, state, wake, owner = compare(id, new[2], new[3])
+  local refusal, woken, rest, state, wake, owner = compare(id, call('HGET', base .. 'x:' .. id, 'c'), new[2], new[3])
   if refusal then return refusal end
-  local f = (rest ~= new[7] or woken ~= new[5] or owner == '-' or FINISHED[new[8]]) and facts_of(id)
+  local f = (rest ~= new[7] or woken ~= new[6] or owner == '-' or FINISHED[new[8]]) and facts_of(id)
   call('HSET', base .. 'x:' .. id, 'c', control, 'h', ARGV[at + 2])
   apply_rest(id, at + 4, owner)
   if f then reindex(id, f, woken, state, wake, owner, ended, new) end
@@ -128,7 +133,7 @@ local function create(at)
   call('HSET', x, 'c', control, 'h', ARGV[at + 2], 'd', ARGV[at + 4], 't', ARGV[at + 5], 'g', f.text)
   put_pairs(base .. 'o:' .. id, put_boundaries(id, at + 7))
   enter_listing(id, f, new[8])
-  enter_claims(id, f, new[8], new[9], new[10], new[5])
+  enter_claims(id, f, new[8], new[9], new[10], new[6])
   if f.parent ~= '-' then call('ZADD', base .. 'i:child:' .. f.parent, f.created, id) end
   if FINISHED[new[8]] then
     if ARGV[at + 3] ~= '' then call('ZADD', base .. 'i:ended', ARGV[at + 3], id) end
@@ -146,7 +151,7 @@ local function remember_key(id, key, message)
 end
 
 local function rouse(id, f, part)
-  local control = sealed(id, table.concat({ part[2], part[3], part[4], '1', part[6], part[7] }, ' '))
+  local control = sealed(id, table.concat({ part[2], part[3], part[4], part[5], '1', part[7] }, ' '))
   call('HSET', base .. 'x:' .. id, 'c', control)
   move(id, f, part[8], part[9], part[10], '0', part[8], part[9], part[10], '1')
 end
@@ -164,7 +169,7 @@ local function send(at)
     if seen then return 'm' .. seen end
   end
   if call('HLEN', messages) >= limit then return 'f' end
-  local sleeps = part[10] == '-' and part[5] == '0' and not FINISHED[part[8]]
+  local sleeps = part[10] == '-' and part[6] == '0' and not FINISHED[part[8]]
   local f = sleeps and facts_of(id)
   local count = call('HINCRBY', x, 'm', 1)
   local check = sub(redis.sha1hex(id .. '\0' .. count .. '\0' .. sub(message, 1, 8)), 1, 8)

@@ -2,11 +2,12 @@
 -- This text comes before each script. No script is ever built from a value: values come in ARGV alone.
 --
 -- KEYS[1] is "{prefix}:"; the braces keep all keys of a store in one slot of a cluster. Of one execution:
---   x:<id>  hash: c control, h head, d definition, t step names, g what the indexes need, m number of the last message
---   b:<id>  hash: number of a boundary -> its row          s:<id>  hash: number of a boundary -> its state
+--   x:<id>  hash: c control, h head, d definition, t step names, g what the indexes need, m number of the last message,
+--           s<number> the state of each boundary that has one (they are few, and so a step is two writes)
+--   b:<id>  hash: number of a boundary -> its row
 --   o:<id>  hash: blobs    e:<id>  hash: entries    m:<id>  hash: messages    k:<id>  sorted set: keys of messages
 -- The control record is the part of a head that the server itself reads and changes, as text:
---   <check> <fence> <revision> <crashes> <woken> <seq> <state> <wake> <owner>
+--   <check> <fence> <revision> <crashes> <seq> <woken> <state> <wake> <owner>
 -- <check> are 8 digits of a SHA-1 over id and text, since a script has no CRC; <wake> is a moment, or "-" for never by
 -- itself; <owner> is "-" for nobody, otherwise "=" and the name.
 
@@ -14,10 +15,10 @@ local base = KEYS[1]
 local call = redis.call
 local match, sub, byte = string.match, string.sub, string.byte
 
-local CONTROL = '^(%x%x%x%x%x%x%x%x) (%d+) (%d+) (%d+) ([01]) (%d+) ((%a+) (%S+) (.*))$'
+local CONTROL = '^(%x%x%x%x%x%x%x%x) (%d+) (%d+) (%d+) (%d+) ([01]) ((%a+) (%S+) (.*))$'
 local NEEDS_DUE = { initialized = true, waiting = true, resuming = true }
 local FINISHED = { completed = true, failed = true, cancelled = true }
-local PARTS = { 'x:', 'b:', 's:', 'o:', 'e:', 'm:', 'k:' }
+local PARTS = { 'x:', 'b:', 'o:', 'e:', 'm:', 'k:' }
 local SWEEP = 200
 
 local function sealed(id, text)
@@ -45,6 +46,17 @@ local function facts_of(id)
   local found = facts(call('HGET', base .. 'x:' .. id, 'g'))
   if not found then error('DAMAGED the index record of an execution') end
   return found
+end
+
+-- Numbers of the boundaries that have their state, in order.
+local function states_of(id)
+  local kept = {}
+  for _, field in ipairs(call('HKEYS', base .. 'x:' .. id)) do
+    local seq = tonumber(match(field, '^s(%d+)$') or '')
+    if seq then kept[#kept + 1] = seq end
+  end
+  table.sort(kept)
+  return kept
 end
 
 -- From when on one that nobody owns may be claimed as due; "-" for never by itself.

@@ -10,7 +10,7 @@ local function delete(id)
   if not found[1] or not f then return '0' end
   local part = { match(found[1], CONTROL) }
   if not part[1] or not FINISHED[part[8]] then return '0' end
-  leave_claims(id, f, part[8], part[9], part[10], part[5])
+  leave_claims(id, f, part[8], part[9], part[10], part[6])
   leave_listing(id, f, part[8])
   if f.parent ~= '-' then call('ZREM', base .. 'i:child:' .. f.parent, id) end
   if part[10] ~= '-' then call('SREM', base .. 'i:mail:' .. part[10], id) end

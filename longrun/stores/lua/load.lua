@@ -48,11 +48,14 @@ local function load(id)
     return
   end
   for n = 1, 5 do values[#values + 1] = found[n] end
-  local kept = call('HKEYS', base .. 's:' .. id)
-  table.sort(kept, function(a, b) return (tonumber(a) or 0) < (tonumber(b) or 0) end)
+  local kept, fields = {}, {}
+  for n, seq in ipairs(states_of(id)) do
+    kept[n] = string.format('%.0f', seq)
+    fields[n] = 's' .. kept[n]
+  end
   local rows = chosen(base .. 'b:' .. id, kept)
   add(rows)
-  add(all and every(base .. 's:' .. id) or chosen(base .. 's:' .. id, { kept[#kept] }))
+  add(chosen(base .. 'x:' .. id, all and fields or { fields[#fields] }))
   add(all and every(base .. 'o:' .. id) or chosen(base .. 'o:' .. id, blob_names(rows[#rows])))
   add(every(base .. 'e:' .. id))
   add(every(base .. 'm:' .. id))

@@ -22,7 +22,7 @@ local seq, state, wake = match(rest, '^(%d+) (%S+) (%S+)$')
 if state == '-' then state = listed or 'running' end
 local time = call('TIME')
 local fence = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
-local text = table.concat({ fence, revision, '0', '0', seq, state, wake, '-' }, ' ')
+local text = table.concat({ fence, revision, '0', seq, '0', state, wake, '-' }, ' ')
 call('HSET', x, 'c', sealed(id, text), 'g', record)
 enter_listing(id, f, state)
 enter_claims(id, f, state, wake, '-', '0')

@@ -3,10 +3,9 @@
 local id = ARGV[1]
 if call('EXISTS', base .. 'x:' .. id) == 0 then return 0 end
 local total = 0
-for _, kind in ipairs({ 's:', 'o:', 'e:', 'm:' }) do
+for _, kind in ipairs({ 'x:', 'o:', 'e:', 'm:' }) do
   local key = base .. kind .. id
   for _, field in ipairs(call('HKEYS', key)) do total = total + #field + call('HSTRLEN', key, field) end
 end
-for _, field in ipairs({ 'c', 'h', 'd', 't', 'g' }) do total = total + call('HSTRLEN', base .. 'x:' .. id, field) end
 local rows = call('HLEN', base .. 'b:' .. id)
 return total + rows * 120

@@ -131,6 +131,15 @@ SELECT array_agg(id) FROM applied
 -- name: answer_and_tell
 SELECT array_agg(id), pg_notify(%(channel)s, '') FROM applied
 
+-- name: definitions_of
+SELECT h.id, h.workflow, d.version, d.total, h.queue, h.priority, d.metadata, h.parent_id, h.created, d.crc
+FROM {schema}.heads AS h JOIN {schema}.definitions AS d ON d.id = h.id WHERE h.id = ANY(%(ids)s)
+
+-- name: set_steps
+UPDATE {schema}.definitions AS d SET steps = w.steps, steps_crc = w.steps_crc, total = w.total, crc = w.crc
+FROM unnest(%(id)s, %(steps)s, %(steps_crc)s, %(total)s, %(crc)s) AS w (id, steps, steps_crc, total, crc)
+WHERE d.id = w.id
+
 -- name: wake_released
 -- In a statement of its own: it must see messages that were sent while the save waited for the row.
 UPDATE {schema}.heads AS h SET woken = true
@@ -196,7 +205,7 @@ WHERE h.id = w.id
 SELECT pg_notify(%(channel)s, '')
 
 -- name: claim_due
--- What nobody owns, ready or slept out, and what the claimer or the dead own. Each branch skips what others hold.
+-- What nobody owns, ready or slept out, and what the dead own. Each branch skips what others hold.
 WITH ready AS MATERIALIZED (
     SELECT id FROM {schema}.heads
     WHERE owner IS NULL AND wake <= 0 AND state = ANY(%(states)s)

@@ -1,0 +1,116 @@
+"""Start: create an execution and run it here, or find the one that has its id already.
+
+Place in the life of an execution: start. `running`, owner and state are durable in one record before anybody hears of
+it.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from longrun import views
+from longrun.control_room import ControlRoom
+from longrun.desk import loaded_of
+from longrun.errors import ConfigError, ExecutionExistsError, LongrunError
+from longrun.events import EventType
+from longrun.handle import ExecutionHandle
+from longrun.records import ExecutionState, check_id
+from longrun.registry import AD_HOC, Step, StepFunction, StepRegistry, Workflow
+from longrun.stored import Create, Head, Loaded
+
+if TYPE_CHECKING:
+    from longrun.runner import Runner
+
+State = ExecutionState
+TAKEN_BY_START = frozenset({State.INITIALIZED, State.RUNNING, State.RESUMING})
+Steps = str | Workflow | Iterable[StepFunction | Step | str]
+
+
+class Starting(ControlRoom, abc.ABC):
+    """Creates executions, for whoever can run them."""
+
+    registry: StepRegistry
+    owner: str
+    ad_hoc: set[str]
+    starting: set[str]
+    """Ids that are being created in this owner's name."""
+    runners: dict[str, Runner]
+
+    @abc.abstractmethod
+    def run(self, loaded: Loaded) -> Runner: ...
+
+    @abc.abstractmethod
+    def check_signed_on(self) -> None: ...
+
+    @abc.abstractmethod
+    def not_sure(self) -> None:
+        """The answer to a create never came: it may be stored in this owner's name."""
+
+    @abc.abstractmethod
+    def emit(self, kind: EventType, execution_id: str, *, data: dict[str, Any] | None = None) -> None: ...
+
+    async def start_new(self, made: Create, workflow: Workflow) -> None:
+        """Store a new execution and run it here; if its id is taken, take up what is stored there."""
+        if await self.create(made):
+            return
+        loaded = await self.existing(made.id, workflow)
+        if made.id not in self.runners and loaded.head.state in TAKEN_BY_START:
+            await self.take_over(loaded, frozenset(TAKEN_BY_START))
+
+    async def create(self, made: Create, **data: Any) -> bool:
+        """Store a new execution and, if it is ours, run it; False if its id is taken."""
+        ours = made.head.owner is not None
+        twice = made.id in self.starting
+        if ours and not twice:
+            self.starting.add(made.id)
+        try:
+            created = await self.store.create(made)
+        except BaseException:
+            if ours:
+                self.not_sure()
+            raise
+        finally:
+            if ours and not twice:
+                self.starting.discard(made.id)
+        if created and ours:
+            self.emit(EventType.EXECUTION_STARTED, made.id, data=data)
+            self.run(loaded_of(made))
+        return created
+
+    async def existing(self, id: str, workflow: Workflow) -> Loaded:
+        """The execution that has the id already: the same workflow is fine."""
+        loaded = await self.store.load(id)
+        if loaded.definition.workflow != workflow.name:
+            raise ExecutionExistsError(id, loaded.definition.workflow, workflow.name)
+        return loaded
+
+    def made(
+        self, workflow: Steps, state: Any, head: Head, id: str | None, metadata: Mapping[str, Any] | None, **more: Any
+    ) -> tuple[Create, Workflow]:
+        """The write that creates an execution, everything checked."""
+        self.check_signed_on()
+        found = self.registry.resolve(workflow)
+        if found.name.startswith(AD_HOC):
+            self.ad_hoc.add(found.name)
+        return self.new(found, state, head, id=id, metadata=metadata, **more), found
+
+    async def start_child(self, parent: Runner, workflow: Any, state: Any, key: str) -> ExecutionHandle:
+        """Start an execution once for a visit of its parent and a key."""
+        id = child_id(parent.id, parent.head.visit, key)
+        head = self.first_head(State.RUNNING, owner=self.owner)
+        made, found = self.made(workflow, state, head, id, None, parent_id=parent.id)
+        await self.start_new(made, found)
+        return ExecutionHandle(self, made.id, away=parent.away)
+
+
+def child_id(parent: str, visit: int, key: object) -> str:
+    """The id of a child: parent, visit and key, shortened with a digest where that is too long or has other letters."""
+    if not isinstance(key, str) or not key:
+        raise ConfigError("key", key, "give the child a key, unique among the children of this visit")
+    wanted = f"{parent}~{visit}~{key}"
+    try:
+        return check_id(wanted)
+    except LongrunError:
+        return views.digest_id(parent, wanted)

@@ -1,0 +1,86 @@
+"""A crash inside one process: an executor that ends as if its process had been killed, and what it leaves for the next.
+
+Nothing more is written for its executions, its tasks end wherever they are, and its kernel lock is free, so that the
+next executor on the same store sees its owner dead. (Step threads run on: a test that leaves one must let it end.)
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import anyio
+
+from longrun import Executor, ExecutorConfig, LeaseLostError, RetryPolicy, StepRegistry, codec
+from longrun.stores.store import CheckpointStore
+
+PATIENCE = 20.0
+"""Seconds after which a test that waits has failed."""
+AT_ONCE = RetryPolicy(max_attempts=3, initial=0, jitter=False)
+NEVER = ExecutorConfig(checkpoint_interval=3600.0)
+"""Nothing is saved by the clock: what is durable is so for another reason."""
+
+
+class CrashableExecutor(Executor):
+    """An executor that `crash` can end; after that, leaving it does nothing."""
+
+    crashed = False
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.crashed:
+            await super().__aexit__(kind, error, trace)
+
+
+async def crash(executor: CrashableExecutor) -> None:
+    """End an executor as SIGKILL would. To be called in the task that entered it."""
+    executor.crashed = executor.closed = True
+    executor._unwatch()
+    executor._keeper.stop()
+    for runner in list(executor.runners.values()):
+        runner.book.outbox.give_up(LeaseLostError(runner.id, runner.head.fence))
+    await executor.sign_off()
+    executor.bus.close()
+    for engine in executor._engines.values():
+        await engine.aclose()
+    executor.threads.close()
+    executor._lock.abandon()
+    await executor.store.aclose()
+
+
+async def crash_at(
+    reached: anyio.Event,
+    registry: StepRegistry,
+    store: CheckpointStore,
+    *,
+    state: Any = None,
+    config: ExecutorConfig | None = None,
+) -> None:
+    """Run the workflow `work` as execution `x` until `reached`, then crash."""
+    with anyio.fail_after(PATIENCE):
+        async with CrashableExecutor(registry, store=store, config=config) as executor:
+            await executor.start("work", state, id="x")
+            await reached.wait()
+            await crash(executor)
+
+
+async def finish(registry: StepRegistry, store: CheckpointStore, *, config: ExecutorConfig | None = None) -> Any:
+    """Resume execution `x` in a new executor; its result."""
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store, config=config) as executor:
+            return await (await executor.handle("x")).result()
+
+
+async def run(
+    registry: StepRegistry, store: CheckpointStore | str = "memory:", *, state: Any = None, config: ExecutorConfig | None = None
+) -> Any:
+    """Run the workflow `work` as execution `x`; its result."""
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store, config=config) as executor:
+            return await (await executor.start("work", state, id="x")).result()
+
+
+async def stored(store: CheckpointStore) -> dict[str, Any]:
+    """What the store holds of the progress inside the step of execution `x`."""
+    return {key: codec.decode(data) for key, data in (await store.load("x")).entries.items()}

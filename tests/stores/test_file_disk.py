@@ -1,0 +1,252 @@
+"""Bad disks: every system call of the file store can fail, and nothing is acknowledged that is not durable (I10)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longrun.errors import StoreUnavailableError
+from longrun.records import ExecutionState
+from longrun.stored import Write
+from longrun.stores._file.disk import Disk
+from longrun.stores.base import StoreBackend
+from longrun.stores.file import FileBackend
+from longrun.testing.samples import change, claim, create, owned, send, step
+from tests.stores.file_tools import done, loaded, opened
+
+CALLS = ("write", "fdatasync", "fsync", "rename", "link", "open")
+
+
+class BadDisk(Disk):
+    """Counts calls, and makes the n-th of a kind and those after it fail, once for each code."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.kind = ""
+        self.at = -1
+        self.errors: list[OSError] = []
+        self.synced: list[int] = []
+        self.short = False
+
+    def fail(self, kind: str, at: int, *codes: int) -> None:
+        self.kind, self.at, self.calls = kind, at, 0
+        self.errors = [OSError(code, os.strerror(code)) for code in codes]
+
+    def _count(self, kind: str) -> None:
+        if kind == self.kind:
+            self.calls += 1
+            if self.at <= self.calls < self.at + len(self.errors):
+                raise self.errors[self.calls - self.at]
+
+    def open(self, name: str, flags: int, dir_fd: int | None = None) -> int:
+        self._count("open")
+        return super().open(name, flags, dir_fd)
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        self._count("write")
+        return super().write(fd, data[: max(1, len(data) // 3)] if self.short else data)
+
+    def fdatasync(self, fd: int) -> None:
+        self._count("fdatasync")
+        self.synced.append(os.fstat(fd).st_ino)
+        super().fdatasync(fd)
+
+    def fsync(self, fd: int) -> None:
+        self._count("fsync")
+        super().fsync(fd)
+
+    def rename(self, old: str, new: str, old_dir: int, new_dir: int) -> None:
+        self._count("rename")
+        super().rename(old, new, old_dir, new_dir)
+
+    def link(self, old: str, new: str, old_dir: int, new_dir: int) -> None:
+        self._count("link")
+        super().link(old, new, old_dir, new_dir)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def disk() -> BadDisk:
+    return BadDisk()
+
+
+@pytest.fixture
+def backend(path: Path, disk: BadDisk) -> Iterator[FileBackend]:
+    with opened(FileBackend(path, disk=disk)) as backend:
+        assert isinstance(backend, FileBackend)
+        yield backend
+
+
+def attempt(backend: StoreBackend, write: Write) -> Any:
+    """The answer, or the error that the commit raised."""
+    try:
+        return backend.commit([write])[0]
+    except StoreUnavailableError as error:
+        return error
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("call", ["write", "fdatasync"])
+def test_a_failed_save_is_not_acknowledged_and_can_be_repeated(
+    path: Path, backend: FileBackend, disk: BadDisk, call: str, code: int
+) -> None:
+    """I10, I9: the old state stays readable, and the same write goes through when the disk is well again."""
+    new = owned("a")
+    save = step("a", new.head, put={"e": b"1"})
+    done(backend, new)
+    disk.fail(call, 1, code, code)
+    for _ in range(2):
+        error = attempt(backend, save)
+        assert isinstance(error, StoreUnavailableError)
+        assert isinstance(error.__cause__, OSError)
+        with opened(FileBackend(path)) as other:
+            assert other.load("a").head.revision in (0, 1)  # type: ignore[union-attr]
+    assert attempt(backend, save) is None
+    assert attempt(backend, step("a", save.head)) is None
+    with opened(FileBackend(path)) as other:
+        found = loaded(other, "a")
+        assert (found.head.revision, found.entries) == (2, {"e": b"1"})
+        assert [row.seq for row in other.boundaries("a")] == [1, 2, 3]
+
+
+def test_a_failed_sync_is_never_repeated_on_the_same_file(path: Path, backend: FileBackend, disk: BadDisk) -> None:
+    """I10: the kernel may have dropped the pages; what was acknowledged is carried over to a new file."""
+    new = owned("a")
+    save = step("a", new.head)
+    done(backend, new)
+    before = (path / "live" / "a.0.jsonl").stat().st_ino
+    disk.fail("fdatasync", 1, errno.EIO)
+    assert isinstance(attempt(backend, save), StoreUnavailableError)
+    disk.synced.clear()
+    assert attempt(backend, save) is None
+    after = (path / "live" / "a.0.jsonl").stat().st_ino
+    assert after != before
+    assert set(disk.synced) == {after}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("at", range(1, 9))
+def test_whatever_call_fails_nothing_is_acknowledged_falsely(
+    path: Path, backend: FileBackend, disk: BadDisk, call: str, at: int
+) -> None:
+    """I10: creation, save, message, claim, finish: each is there if it was acknowledged; work goes on after that."""
+    new = owned("a")
+    save = step("a", new.head, put={"e": b"1"})
+    free = create("b")
+    disk.fail(call, at, errno.EIO)
+    acknowledged = {"a": attempt(backend, new), "b": attempt(backend, free), "save": attempt(backend, save)}
+    acknowledged["send"] = attempt(backend, send("a", key="k"))
+    try:
+        given = backend.claim(claim("me", ids=("b",)))
+    except StoreUnavailableError:
+        given = []
+    disk.fail("", 0)
+    with opened(FileBackend(path)) as other:
+        if acknowledged["a"] is True:
+            assert loaded(other, "a").head.revision >= (1 if acknowledged["save"] is None else 0)
+            assert len(other.messages("a")) >= (1 if acknowledged["send"] == 1 else 0)
+        if acknowledged["b"] is True:
+            assert loaded(other, "b").head.owner == ("me" if given else None)
+    assert attempt(backend, new) in (True, False)
+    assert attempt(backend, save) is None
+    assert attempt(backend, send("a", key="k")) == 1
+    assert attempt(backend, free) in (True, False)
+    if not given:
+        given = backend.claim(claim("me", ids=("b",)))
+    assert attempt(backend, step("b", given[0].head)) is None
+    with opened(FileBackend(path)) as other:
+        assert (loaded(other, "a").head.revision, loaded(other, "b").head.revision) == (1, 1)
+        assert [message.id for message in other.messages("a")] == [1]
+
+
+def test_short_and_interrupted_writes_are_completed(backend: FileBackend, disk: BadDisk) -> None:
+    """A call may write less than it was given, and may be interrupted before it wrote anything."""
+    disk.short = True
+    new = owned("a", data=b"x" * 10_000)
+    done(backend, new)
+    disk.fail("write", 2, errno.EINTR, errno.EINTR)
+    save = step("a", new.head, put={"e": b"y" * 10_000})
+    done(backend, save, send("a", payload=b"z" * 1000))
+    found = loaded(backend, "a")
+    assert (found.head, found.entries["e"]) == (save.head, b"y" * 10_000)
+
+
+def test_one_bad_journal_leaves_the_others_of_the_batch(backend: FileBackend, disk: BadDisk) -> None:
+    """I10: only its own save is refused."""
+    news = [owned(f"x{n}") for n in range(6)]
+    done(backend, *news)
+    disk.fail("fdatasync", 3, errno.EIO)
+    answers = backend.commit([step(new.id, new.head) for new in news])
+    assert sum(isinstance(answer, StoreUnavailableError) for answer in answers) == 1
+    assert answers.count(None) == 5
+    done(backend, *[step(new.id, new.head) for new in news])
+    assert [loaded(backend, new.id).head.revision for new in news] == [1] * 6
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+@pytest.mark.parametrize("call", ["write", "fsync", "fdatasync", "rename"])
+def test_a_compaction_that_fails_loses_nothing(path: Path, disk: BadDisk, call: str, at: int) -> None:
+    """I10: the journal it was to replace stays, whole."""
+    with opened(FileBackend(path, disk=disk)) as backend:
+        new = owned("a")
+        done(backend, new)
+        head = new.head
+        for n in range(12):
+            save = step("a", head, put={"e": b"e" * 60_000}, keep_from=head.seq)
+            if n == 3:
+                disk.fail(call, at, errno.EIO)
+            if attempt(backend, save) is not None:
+                disk.fail("", 0)
+                done(backend, save)
+            head = save.head
+        disk.fail("", 0)
+        assert [row.seq for row in backend.boundaries("a")] == list(range(1, 14))
+    with opened(FileBackend(path)) as other:
+        assert loaded(other, "a").head == head
+        assert [row.seq for row in other.boundaries("a")] == list(range(1, 14))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of one megabyte."""
+    where = tmp_path / "small"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small file system here")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+def test_a_full_disk_refuses_and_recovers(small_disk: Path) -> None:
+    """I10: no false acknowledgement while it is full; when space is back, work goes on."""
+    ballast = small_disk / "ballast"
+    with opened(FileBackend(small_disk / "store")) as backend:
+        new = owned("a")
+        done(backend, new)
+        head = new.head
+        ballast.write_bytes(b"x" * 600_000)
+        write: Callable[[], Any] = lambda: backend.commit([save])[0]  # noqa: E731 -- the save of the moment
+        for n in range(100):
+            save = change("a", head, put={f"e{n}": os.urandom(15_000)})
+            if isinstance(write(), StoreUnavailableError):
+                break
+            head = save.head
+        else:
+            pytest.fail("the disk never filled up")
+        assert loaded(backend, "a").head == head
+        assert isinstance(write(), StoreUnavailableError)
+        ballast.unlink()
+        assert write() is None
+        assert loaded(backend, "a").head == save.head
+        done(backend, change("a", save.head, head_fields={"state": ExecutionState.COMPLETED, "owner": None}))

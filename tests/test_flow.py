@@ -1,0 +1,252 @@
+"""Where a step's return value leads: on, elsewhere, again, to the end, to sleep, or to wait for a signal."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from longrun import (
+    ExecutionFailedError,
+    Executor,
+    ExecutorConfig,
+    Finish,
+    Goto,
+    MemoryCheckpointStore,
+    Repeat,
+    Sleep,
+    StepContext,
+    StepRegistry,
+    WaitFor,
+)
+from longrun.testing import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(autojump=True)
+
+
+@pytest.fixture
+def registry() -> StepRegistry:
+    return StepRegistry()
+
+
+CALM = ExecutorConfig(heartbeat_interval=600, lease_ttl=1800, checkpoint_interval=600)
+"""Few beats between here and the moment that a test waits for."""
+
+
+async def outcome(registry: StepRegistry, clock: ManualClock, steps: list[Any], state: Any = None) -> Any:
+    async with Executor(registry, store=MemoryCheckpointStore(clock=clock), clock=clock, config=CALM) as executor:
+        return await (await executor.start(steps, state)).result()
+
+
+async def test_steps_run_in_their_order(registry, clock):
+    async def one(state: list) -> list:
+        return [*state, 1]
+
+    async def two(state: list) -> list:
+        return [*state, 2]
+
+    assert await outcome(registry, clock, [one, two, one], []) == [1, 2, 1]
+
+
+async def test_goto_by_name_skips_what_is_between(registry, clock):
+    async def first(state: list) -> Goto:
+        return Goto("last", [*state, "first"])
+
+    async def skipped(state: list) -> list:
+        raise AssertionError
+
+    async def last(state: list) -> list:
+        return [*state, "last"]
+
+    assert await outcome(registry, clock, [first, skipped, last], []) == ["first", "last"]
+
+
+async def test_goto_back_is_another_visit(registry, clock):
+    keys = []
+
+    async def work(ctx: StepContext, state: int) -> int:
+        keys.append(ctx.idempotency_key)
+        return state + 1
+
+    async def again(state: int) -> Any:
+        return Goto("work", state) if state < 3 else state
+
+    assert await outcome(registry, clock, [work, again], 0) == 3
+    assert len(set(keys)) == 3
+
+
+async def test_goto_by_index_where_a_name_is_not_unique(registry, clock):
+    async def hop(ctx: StepContext, state: list) -> Any:
+        state = [*state, ctx.step_index]
+        return Goto(2, state) if ctx.step_index == 0 else state
+
+    assert await outcome(registry, clock, [hop, hop, hop], []) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("hop", "stands 2 times in this execution; give its index"),
+        ("nowhere", "no such step"),
+        (2, "steps 0 to 1"),
+        (-1, "steps 0 to 1"),
+        (True, "not bool"),
+        (None, "not NoneType"),
+    ],
+)
+async def test_a_goto_that_leads_nowhere_is_the_steps_error(registry, clock, target, text):
+    async def hop(state: Any) -> Goto:
+        return Goto(target, state)
+
+    with pytest.raises(ExecutionFailedError, match=text) as caught:
+        await outcome(registry, clock, [hop, hop])
+    assert caught.value.step == "hop"
+    assert caught.value.attempt == 4
+
+
+async def test_repeat_counts_iterations_and_gives_each_visit_its_own_key(registry, clock):
+    seen = []
+
+    async def turn(ctx: StepContext, state: int) -> Any:
+        assert ctx.local == {}
+        ctx.local["used"] = True
+        seen.append((ctx.iteration, ctx.idempotency_key))
+        return Repeat(state + 1) if state < 3 else state
+
+    assert await outcome(registry, clock, [turn, turn], 0) == 3
+    assert [iteration for iteration, _ in seen] == [0, 1, 2, 3, 0]
+    assert len({key for _, key in seen}) == 5
+
+
+async def test_finish_ends_early_with_its_state_as_the_result(registry, clock):
+    async def enough(state: Any) -> Finish:
+        return Finish({"done": True})
+
+    async def never(state: Any) -> None:
+        raise AssertionError
+
+    assert await outcome(registry, clock, [enough, never]) == {"done": True}
+
+
+@pytest.mark.parametrize("length", [90, timedelta(seconds=90), datetime.fromtimestamp(1_700_000_090, UTC)])
+async def test_sleep_parks_until_its_moment(registry, clock, length):
+    async def nap(state: Any) -> Sleep:
+        return Sleep(length, "rested")
+
+    async def after(ctx: StepContext, state: str) -> Any:
+        assert ctx.signal is None
+        assert not ctx.timed_out
+        return [state, clock.now()]
+
+    state, woke = await outcome(registry, clock, [nap, after])
+    assert state == "rested"
+    assert 90 <= woke - 1_700_000_000 < 91
+
+
+async def test_a_parked_execution_is_waiting_has_no_owner_and_no_runner(registry):
+    clock = ManualClock()
+
+    async def nap(state: Any) -> Sleep:
+        return Sleep(3600, state)
+
+    async def after(state: int) -> int:
+        return state + 1
+
+    async with Executor(registry, store=MemoryCheckpointStore(clock=clock), clock=clock, config=CALM) as executor:
+        run = await executor.start([nap, after], 1)
+        info = await run.wait("waiting")
+        await executor.wait_idle()
+        assert (info.state, info.owner, info.current_step) == ("waiting", None, 1)
+        assert info.due == datetime.fromtimestamp(clock.now() + 3600, UTC)
+        assert not executor.runners
+        clock.advance(3600)
+        assert await run.result() == 2
+
+
+async def test_a_sleep_behind_the_last_step_ends_the_execution_with_its_state(registry, clock):
+    async def nap(state: Any) -> Sleep:
+        return Sleep(5, {"slept": True})
+
+    assert await outcome(registry, clock, [nap]) == {"slept": True}
+
+
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [("soon", "not str"), (float("nan"), "not float"), (datetime(2030, 1, 1), "time zone"), (True, "not bool")],  # noqa: DTZ001
+)
+async def test_a_sleep_that_is_no_time_is_the_steps_error(registry, clock, length, text):
+    async def nap(state: Any) -> Sleep:
+        return Sleep(length, state)
+
+    with pytest.raises(ExecutionFailedError, match=text):
+        await outcome(registry, clock, [nap])
+
+
+async def test_a_negative_sleep_is_no_sleep_and_an_endless_one_can_be_stored(registry, clock):
+    async def nap(state: Any) -> Sleep:
+        return Sleep(-5, state)
+
+    async def long(state: Any) -> Sleep:
+        return Sleep(10**30, state)
+
+    async with Executor(registry, store=MemoryCheckpointStore(clock=clock), clock=clock, config=CALM) as executor:
+        run = await executor.start([nap, long])
+        info = await run.wait("waiting")
+        while info.current_step == 1:
+            info = await run.wait("waiting")
+        assert info.due is not None
+        assert info.due.year == 9999
+        await run.cancel()
+
+
+async def test_a_signal_ends_the_wait_and_the_next_step_sees_its_payload(registry, clock):
+    async def ask(state: Any) -> WaitFor:
+        return WaitFor("answer", state)
+
+    async def use(ctx: StepContext, state: str) -> Any:
+        return [state, ctx.signal, ctx.timed_out]
+
+    async with Executor(registry, store=MemoryCheckpointStore(clock=clock), clock=clock, config=CALM) as executor:
+        run = await executor.start([ask, use], "asked")
+        info = await run.wait("waiting")
+        assert info.waiting_for == "answer"
+        await run.signal("answer", {"yes": True})
+        assert await run.result() == ["asked", {"yes": True}, False]
+
+
+async def test_a_wait_that_runs_out_says_so(registry, clock):
+    async def ask(state: Any) -> WaitFor:
+        return WaitFor("answer", state, timeout=30)
+
+    async def use(ctx: StepContext, state: Any) -> Any:
+        return [ctx.signal, ctx.timed_out, clock.now() - 1_700_000_000]
+
+    signal, timed_out, passed = await outcome(registry, clock, [ask, use])
+    assert (signal, timed_out) == (None, True)
+    assert 30 <= passed < 31
+
+
+@pytest.mark.parametrize("name", ["", None, 5, "x" * 201, "a\nb"])
+async def test_a_wait_for_no_signal_is_the_steps_error(registry, clock, name):
+    async def ask(state: Any) -> WaitFor:
+        return WaitFor(name, state)
+
+    with pytest.raises(ExecutionFailedError, match="name of a signal"):
+        await outcome(registry, clock, [ask])
+
+
+async def test_a_step_may_stand_in_a_workflow_ten_thousand_times(registry):
+    @registry.step
+    async def add(state: int) -> int:
+        return state + 1
+
+    registry.workflow("long", [add] * 10_000)
+    async with Executor(registry, store=MemoryCheckpointStore()) as executor:
+        run = await executor.start("long", 0)
+        assert await run.result() == 10_000
+        info = await run.info()
+        assert (info.total_steps, info.checkpoints, info.progress) == (10_000, 10_001, 1.0)
