@@ -12,8 +12,11 @@ The map follows the life of an execution; imports only go down this list.
                 stores      where it is kept; codec, seal: how values become bytes
     event       events      what happened, told after it is durable
     finish      handle      the result, whichever process made it
+    look        eta, plan   when it will be done; what a resume would do; cli: the edge where people look
 
 Below all of them: errors, records (what users hold), stored (what stores hold), clock, loops, logging.
+
+A name is imported when it is first asked for, so that `longrun --help` does not wait for the whole library.
 """
 
 from __future__ import annotations
@@ -21,66 +24,69 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from longrun.context import StepContext, SyncStepContext
-from longrun.errors import (
-    BranchesFailedError,
-    CodecError,
-    ConfigError,
-    ContextClosedError,
-    CorruptDataError,
-    DuplicateKeyError,
-    DuplicateStepError,
-    DuplicateWorkflowError,
-    ExecutionBlockedError,
-    ExecutionCancelledError,
-    ExecutionError,
-    ExecutionExistsError,
-    ExecutionFailedError,
-    ExecutionNotFoundError,
-    InvalidIdError,
-    InvalidStateError,
-    ItemsChangedError,
-    LeaseLostError,
-    LongrunError,
-    MissingExtraError,
-    NewerFormatError,
-    NonRetryable,
-    NotStorableError,
-    RegistrationError,
-    SignalQueueFullError,
-    StateMismatchError,
-    StepError,
-    StepInterrupted,
-    StepProcessError,
-    StepSignatureError,
-    StepTimeoutError,
-    StoreError,
-    StoreSettingsError,
-    StoreUnavailableError,
-    TooLargeError,
-    UnknownStepError,
-    UnknownWorkflowError,
-    UnsupportedInProcessError,
-)
-from longrun.events import EventType, ExecutionEvent
-from longrun.executor import Executor
-from longrun.handle import ExecutionHandle
-from longrun.records import (
-    BranchFailure,
-    Checkpoint,
-    Execution,
-    ExecutionState,
-    ExecutorConfig,
-    Progress,
-    ResumeReport,
-    RetentionPolicy,
-    RetryPolicy,
-    StepRecord,
-)
-from longrun.registry import Finish, Goto, Repeat, Sleep, Step, StepRegistry, WaitFor, Workflow
-from longrun.stores import WHERE, open_store
-
 if TYPE_CHECKING:
+    from longrun.context import StepContext as StepContext
+    from longrun.context import SyncStepContext as SyncStepContext
+    from longrun.errors import BranchesFailedError as BranchesFailedError
+    from longrun.errors import CodecError as CodecError
+    from longrun.errors import ConfigError as ConfigError
+    from longrun.errors import ContextClosedError as ContextClosedError
+    from longrun.errors import CorruptDataError as CorruptDataError
+    from longrun.errors import DuplicateKeyError as DuplicateKeyError
+    from longrun.errors import DuplicateStepError as DuplicateStepError
+    from longrun.errors import DuplicateWorkflowError as DuplicateWorkflowError
+    from longrun.errors import ExecutionBlockedError as ExecutionBlockedError
+    from longrun.errors import ExecutionCancelledError as ExecutionCancelledError
+    from longrun.errors import ExecutionError as ExecutionError
+    from longrun.errors import ExecutionExistsError as ExecutionExistsError
+    from longrun.errors import ExecutionFailedError as ExecutionFailedError
+    from longrun.errors import ExecutionNotFoundError as ExecutionNotFoundError
+    from longrun.errors import InvalidIdError as InvalidIdError
+    from longrun.errors import InvalidStateError as InvalidStateError
+    from longrun.errors import ItemsChangedError as ItemsChangedError
+    from longrun.errors import LeaseLostError as LeaseLostError
+    from longrun.errors import LongrunError as LongrunError
+    from longrun.errors import MissingExtraError as MissingExtraError
+    from longrun.errors import NewerFormatError as NewerFormatError
+    from longrun.errors import NonRetryable as NonRetryable
+    from longrun.errors import NotStorableError as NotStorableError
+    from longrun.errors import RegistrationError as RegistrationError
+    from longrun.errors import SignalQueueFullError as SignalQueueFullError
+    from longrun.errors import StateMismatchError as StateMismatchError
+    from longrun.errors import StepError as StepError
+    from longrun.errors import StepInterrupted as StepInterrupted
+    from longrun.errors import StepProcessError as StepProcessError
+    from longrun.errors import StepSignatureError as StepSignatureError
+    from longrun.errors import StepTimeoutError as StepTimeoutError
+    from longrun.errors import StoreError as StoreError
+    from longrun.errors import StoreSettingsError as StoreSettingsError
+    from longrun.errors import StoreUnavailableError as StoreUnavailableError
+    from longrun.errors import TooLargeError as TooLargeError
+    from longrun.errors import UnknownStepError as UnknownStepError
+    from longrun.errors import UnknownWorkflowError as UnknownWorkflowError
+    from longrun.errors import UnsupportedInProcessError as UnsupportedInProcessError
+    from longrun.events import EventType as EventType
+    from longrun.events import ExecutionEvent as ExecutionEvent
+    from longrun.executor import Executor as Executor
+    from longrun.handle import ExecutionHandle as ExecutionHandle
+    from longrun.records import BranchFailure as BranchFailure
+    from longrun.records import Checkpoint as Checkpoint
+    from longrun.records import Execution as Execution
+    from longrun.records import ExecutionState as ExecutionState
+    from longrun.records import ExecutorConfig as ExecutorConfig
+    from longrun.records import Progress as Progress
+    from longrun.records import ResumeReport as ResumeReport
+    from longrun.records import RetentionPolicy as RetentionPolicy
+    from longrun.records import RetryPolicy as RetryPolicy
+    from longrun.records import StepRecord as StepRecord
+    from longrun.registry import Finish as Finish
+    from longrun.registry import Goto as Goto
+    from longrun.registry import Repeat as Repeat
+    from longrun.registry import Sleep as Sleep
+    from longrun.registry import Step as Step
+    from longrun.registry import StepRegistry as StepRegistry
+    from longrun.registry import WaitFor as WaitFor
+    from longrun.registry import Workflow as Workflow
     from longrun.stores import CheckpointStore as CheckpointStore
     from longrun.stores import FileCheckpointStore as FileCheckpointStore
     from longrun.stores import MemoryCheckpointStore as MemoryCheckpointStore
@@ -92,17 +98,51 @@ if TYPE_CHECKING:
     from longrun.stores import TaskCheckpointStore as TaskCheckpointStore
     from longrun.stores import TaskRecord as TaskRecord
     from longrun.stores import TaskStoreAdapter as TaskStoreAdapter
+    from longrun.stores import open_store as open_store
 
 __version__ = "0.1.0"
 
+_NAMES = {
+    "context": "StepContext SyncStepContext",
+    "errors": (
+        "BranchesFailedError CodecError ConfigError ContextClosedError CorruptDataError DuplicateKeyError"
+        " DuplicateStepError DuplicateWorkflowError ExecutionBlockedError ExecutionCancelledError ExecutionError"
+        " ExecutionExistsError ExecutionFailedError ExecutionNotFoundError InvalidIdError InvalidStateError"
+        " ItemsChangedError LeaseLostError LongrunError MissingExtraError NewerFormatError NonRetryable"
+        " NotStorableError RegistrationError SignalQueueFullError StateMismatchError StepError StepInterrupted"
+        " StepProcessError StepSignatureError StepTimeoutError StoreError StoreSettingsError StoreUnavailableError TooLargeError"
+        " UnknownStepError UnknownWorkflowError UnsupportedInProcessError"
+    ),
+    "events": "EventType ExecutionEvent",
+    "executor": "Executor",
+    "handle": "ExecutionHandle",
+    "records": (
+        "BranchFailure Checkpoint Execution ExecutionState ExecutorConfig Progress ResumeReport RetentionPolicy"
+        " RetryPolicy StepRecord"
+    ),
+    "registry": "Finish Goto Repeat Sleep Step StepRegistry WaitFor Workflow",
+    "stores": (
+        "CheckpointStore FileCheckpointStore MemoryCheckpointStore PostgresCheckpointStore RedisCheckpointStore"
+        " SQLAlchemyTaskStore SQLiteCheckpointStore StoreBackend TaskCheckpointStore TaskRecord TaskStoreAdapter"
+        " open_store"
+    ),
+}
+_WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MODULES = frozenset({*_NAMES, "client", "logging", "testing", "worker"})
+"""What `import longrun` alone makes reachable as `longrun.<module>`."""
+
+__all__ = sorted(_WHERE)  # noqa: PLE0605 -- the names above, which a test compares with what type checkers see
+
 
 def __getattr__(name: str) -> Any:
-    if name in WHERE:
-        return getattr(importlib.import_module("longrun.stores"), name)
+    if name in _WHERE:
+        value = getattr(importlib.import_module(f"longrun.{_WHERE[name]}"), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"longrun.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = sorted(  # noqa: PLE0605 -- what was imported above, and the stores
-    [name for name in globals() if not name.startswith("_") and name not in ("Any", "TYPE_CHECKING", "WHERE", "annotations", "importlib")]
-    + list(WHERE)
-)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE, *_MODULES})

@@ -84,7 +84,7 @@ class Attempt:
         self.step, self.info, self.ledger = step, info, ledger
         self._host = host
         self._threads = threads
-        self._scope: anyio.CancelScope | None = None
+        self._scope = anyio.CancelScope()
         self._stopped = False
         self._over: str | None = None
         self._deadline: float | None = None
@@ -107,12 +107,10 @@ class Attempt:
         """Call the function; everything it can do ends as an outcome."""
         timeout = self.step.timeout
         try:
-            with anyio.CancelScope() as self._scope:
+            with self._scope:
                 if timeout is not None:
                     self._deadline = time.monotonic() + timeout
                     self._scope.deadline = anyio.current_time() + timeout
-                if self._stopped:
-                    self._scope.cancel()
                 value = await engine.run(self, state)
                 return self._late() or Outcome(value=value)
             return self._cut_short()
@@ -140,11 +138,13 @@ class Attempt:
 
     def interrupt(self) -> None:
         """Stop the function at once: at its next await, a thread at its next context call."""
-        self._stopped = True
         if self._host.shutdown_left() is not None:
             self._hand_over()  # a step that will not let itself be stopped must not take its last capture with it
-        if self._scope is not None:
-            self._scope.cancel()
+        self._stop()
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._scope.cancel()
 
     def context(self) -> StepContext:
         return root_context(self.info, self, self.ledger)
@@ -220,7 +220,7 @@ class Attempt:
 
     async def obey(self) -> None:
         if self.must_stop():
-            self.interrupt()
+            self._stop()
             await anyio.lowlevel.checkpoint()
 
     def must_stop(self) -> bool:
@@ -256,6 +256,8 @@ class Attempt:
                 self._loop.call_soon(self._show, progress)
 
     def _show(self, progress: Progress) -> None:
+        if self._over is not None:
+            return
         self._show_at = time.monotonic() + PROGRESS_EVERY
         self._shown = progress
         self._host.show_progress(progress)

@@ -120,7 +120,8 @@ class Book:
         elif shown is not None:
             values.update(done=shown.done, of=shown.total, note=shown.message)
             values["progress"] = min(1.0, (head.step + shown.fraction) / (len(self.steps) or 1))
-        values.update(changes, revision=revision, updated=self._clock.now(), woken=False)
+        values.update(revision=revision, woken=False)
+        values.update(changes)
         return Head(**values)
 
     # writes
@@ -154,6 +155,7 @@ class Book:
             self._events.append((EventType.CHECKPOINTED, {"step": boundary.name, "data": data}))
             self._events += events
         changes["seq"] = boundary.seq
+        changes["updated"] = boundary.ended
         if durable or self._flush_is_due():
             await self.commit(changes, take=take)
         else:
@@ -172,13 +174,14 @@ class Book:
         """Make `changes` and everything gathered so far durable, then tell what happened."""
         if events and self._executor.bus.active:
             self._events += events
+        changes.setdefault("updated", self._clock.now())
         save, told = self._build(changes, take)
         await self.outbox.commit(save)
         self._tell(save, told)
 
     def submit(self, done: Callable[[Any], object]) -> None:
         """Hand over everything gathered so far, without waiting."""
-        save, told = self._build({"crashes": 0}, ())
+        save, told = self._build({"crashes": 0, "updated": self._clock.now()}, ())
 
         def saved(error: object) -> None:
             if error is None:

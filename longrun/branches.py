@@ -32,7 +32,7 @@ Call = Callable[[str, Any], Awaitable[Any]]
 """Runs one branch, given its prefix in the ledger and its item."""
 
 
-def check_limits(limit: int, tolerate: int) -> None:
+def check_limits(limit: Any, tolerate: Any) -> None:
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise ConfigError("limit", limit, "give a whole number of at least 1")
     if isinstance(tolerate, bool) or not isinstance(tolerate, int) or tolerate < 0:

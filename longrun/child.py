@@ -1,7 +1,7 @@
 """The other side of `process.py`: a child process that runs steps one after the other, until its parent is gone.
 
-Place in the life of an execution: run a step, in another process. It has the blocking context of step threads, standing on
-a ledger of its own whose captures it sends home.
+Place in the life of an execution: run a step, in another process. It has the blocking context of step threads, standing
+on a ledger of its own whose captures it sends home.
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ class _Context:
         return self._port.shutting_down
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        """How far this step is: what bars, command line and dashboard show. Until the first call, its loops and maps say
-        so. May be called from any thread."""
+        """How far this step is: what bars, command line and dashboard show. Until the first call, its loops and maps
+        say so. May be called from any thread."""
         self._port.announce(Progress(done=done, total=total, message=message))
 
 
@@ -135,7 +135,7 @@ class StepContext(_Context):
             group.look_at = min(time.monotonic() + LOOK_EVERY, port.save_at)
 
     def each(self, name: str, items: Iterable[T] | AsyncIterable[T], *, every: int | None = None) -> Each[T]:
-        """A durable cursor: `async for item in ctx.each("pages", pages)`; a resumed loop goes on behind the last saved item."""
+        """A durable cursor: `async for page in ctx.each("pages", pages)` goes on behind the last saved item."""
         self._port.check()
         return Each(Loop(self._group, self._port, self._obey, name, items, every), items)
 
@@ -168,10 +168,11 @@ class StepContext(_Context):
         """Run `function` for every item, `limit` at a time; each finished branch is durable on its own."""
         self._port.check()
         check_limits(limit, tolerate)
-        name = name or getattr(function, "__name__", "map")
+        name = name or str(getattr(function, "__name__", "map"))
         two = takes_two(function)
         if two is None:
             raise StepError(f"the function of map {name!r} must take (item) or (ctx, item)")
+        is_async = _is_async(function)
         found = await read_items(name, items)
         branches = Branches(self._group, self._port, self._obey, name, found, result_type(function, name))
 
@@ -179,7 +180,7 @@ class StepContext(_Context):
             if not two:
                 return await self._call(function, item)
             branch = StepContext(self._info, self._port, self._group.ledger.group(prefix), branches.gate.obey)
-            return await self._call(function, branch if _is_async(function) else SyncStepContext.of(branch), item)
+            return await self._call(function, branch if is_async else SyncStepContext.of(branch), item)
 
         return await branches.run(call, limit, tolerate)
 
@@ -213,7 +214,7 @@ class SyncStepContext(_Context):
         port = self._port
         port.check(blocking=True)
         if force or port.attention:
-            port.call_from_thread(_forced, self._inner, force)
+            port.call_from_thread(_forced, self._inner, force, lasting=port.attention)
         elif self._group.capture() and time.monotonic() >= port.save_at:
             port.hand_over()
 
@@ -224,7 +225,8 @@ class SyncStepContext(_Context):
         return SyncEach(Loop(self._group, self._port, self._obey, name, items, every), items)
 
     def once(self, key: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` in this thread (an async one in the loop) and keep its result; never called again in this visit."""
+        """Call `function` in this thread (an async one in the loop) and keep its result, durable before it is returned;
+        never called again in this visit."""
         port = self._port
         port.check(blocking=True)
         memo = Memo(self._group, key, function)
@@ -240,7 +242,7 @@ class SyncStepContext(_Context):
         memo.keep(result)
         port.call_from_thread(port.durable)
         if port.attention:
-            port.call_from_thread(self._obey)
+            port.call_from_thread(self._obey, lasting=True)
         return result
 
     def map(
@@ -308,4 +310,4 @@ def root_context(info: StepInfo, port: Port, ledger: Ledger) -> StepContext:
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

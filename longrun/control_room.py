@@ -36,11 +36,12 @@ RESUMABLE = frozenset({State.INITIALIZED, State.RUNNING, State.RESUMING, State.W
 UNFINISHED = frozenset(State) - FINISHED
 EFFECTS = {
     "pause": frozenset[ExecutionState](),
-    "resume": frozenset[ExecutionState](),
+    "resume": FINISHED,
     "cancel": frozenset({State.CANCELLED}),
     "retry": FINISHED,
 }
-"""The ends in which a request can have taken effect; in any other end it came too late."""
+"""The ends after which a request has certainly been answered: what was to go on has gone on. In any other end it came
+too late, unless a row says that it took effect before."""
 
 
 @frozen
@@ -115,9 +116,8 @@ class ControlRoom(Desk, abc.ABC):
         loaded = await self.store.load(check_id(id))
         if loaded.head.state.finished:
             raise InvalidStateError(id, loaded.head.state, "signal")
-        message = Message(
-            kind="signal", name=name, key=key, payload=encode_payload(payload, "payload"), sent=self.clock.now()
-        )
+        data = None if payload is None else encode_payload(payload, "payload")
+        message = Message(kind="signal", name=name, key=key, payload=data, sent=self.clock.now())
         with anyio.fail_after(timeout):
             await self.store.send(id, message, limit=SIGNAL_LIMIT)
 
@@ -154,15 +154,12 @@ class ControlRoom(Desk, abc.ABC):
             raise InvalidStateError(id, loaded.head.state, kind, hint)
         message = Message(kind=kind, options=options or {}, payload=payload, sent=self.clock.now())
         message = attrs.evolve(message, id=await self.store.send(id, message, limit=SIGNAL_LIMIT * 2))
-        if timeout is None:
-            await self._effect(id, message)
-            return
         with anyio.move_on_after(timeout) as scope:
-            await self._effect(id, message)
+            await self._effect(id, message, loaded.head.seq)
         if scope.cancelled_caught:
-            raise TimeoutError(f"{kind} of {id!r} is stored and has not taken effect within {timeout:g} s")
+            raise TimeoutError(f"{kind} of {id!r} is stored and has not taken effect within {timeout} s")
 
-    async def _effect(self, id: str, message: Message) -> None:
+    async def _effect(self, id: str, message: Message, since: int) -> None:
         """Wait until a request was obeyed. If nobody alive owns the execution, see to it here."""
         while True:
             changed = self._changed
@@ -171,13 +168,19 @@ class ControlRoom(Desk, abc.ABC):
             loaded = await self.store.load(id)
             state = loaded.head.state
             waits = any(one.id == message.id for one in loaded.messages)
-            if state.finished and state not in EFFECTS[message.kind] and not (waits and message.kind == "retry"):
+            retries = waits and message.kind == "retry"
+            if state.finished and not retries:
+                if state in EFFECTS[message.kind] or await self._took_effect(id, message.kind, since):
+                    return
                 raise InvalidStateError(id, state, message.kind)
             if not waits:
                 return
             states = frozenset({State.FAILED}) if message.kind == "retry" else UNFINISHED
             if not await self.take_over(loaded, states):
                 await self.await_change(changed)
+
+    async def _took_effect(self, id: str, kind: str, since: int) -> bool:
+        return any(row.kind == kind for row in await self.store.boundaries(id, after=since))
 
     # waiting
 

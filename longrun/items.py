@@ -1,8 +1,8 @@
 """Durable cursors: `ctx.each` as an async and as a plain iterator over the same `Loop`.
 
-Place in the life of an execution: run a step. Between saves an item costs a microsecond or two: its end is noted in the
-ledger, and every few milliseconds the loop looks up: shows how far it is, hands over a save that is due (without waiting
-for it), and lets other tasks run.
+Place in the life of an execution: run a step. Between saves an item costs a microsecond or two: its end is noted in
+the ledger, and every few milliseconds the loop looks up: shows how far it is, hands over a save that is due (without
+waiting for it), and lets other tasks run.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ class Loop:
     """The bookkeeping of one `each`: begins and ends items in the ledger, and says when a point is due."""
 
     def __init__(self, group: Group, port: Port, obey: Obey, name: str, items: Any, every: int | None) -> None:
-        if not isinstance(name, str) or not name:
-            raise ConfigError("name", name, "give the loop a name")
-        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-            raise ConfigError("every", every, "give a whole number of at least 1, or None")
+        check_loop(name, every)
         refuse_set(name, items)
         self.group, self.port, self.name = group, port, name
         self._obey, self._every = obey, every
@@ -203,12 +200,19 @@ class SyncEach(Generic[T]):
 
     def _point(self, loop: Loop) -> None:
         if loop.waits:
-            loop.port.call_from_thread(loop.point)
+            loop.port.call_from_thread(loop.point, lasting=loop.port.attention)
         else:
             loop.look()
 
     def __del__(self) -> None:
         self._loop.abandon()
+
+
+def check_loop(name: Any, every: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigError("name", name, "give the loop a name")
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise ConfigError("every", every, "give a whole number of at least 1, or None")
 
 
 def refuse_set(name: str, items: Any) -> None:

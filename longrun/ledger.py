@@ -4,8 +4,8 @@ Place in the life of an execution: run a step. A `Ledger` belongs to one visit o
 it holds when an attempt ends is what the next one is given. Nothing here knows of an event loop: async steps, step
 threads and child processes use the same code.
 
-A capture takes the cursors and `local` of one context at one moment: an item's end, a branch's end or a checkpoint. What
-a context does after its attempt or its branch has ended changes nothing here any more.
+A capture takes the cursors and `local` of one context at one moment: an item's end, a branch's end or a checkpoint.
+What a context does after its attempt or its branch has ended changes nothing here any more.
 """
 
 from __future__ import annotations
@@ -297,7 +297,12 @@ class Group:
 
     def _encode_local(self, force: bool) -> bool:
         began = time.monotonic()
-        if not force and self._price > CHEAP and self._spent > FREE_SECONDS and self._spent > SHARE * (began - self._began):
+        if (
+            not force
+            and self._price > CHEAP
+            and self._spent > FREE_SECONDS
+            and self._spent > SHARE * (began - self._began)
+        ):
             return False
         self._local = codec.encode(self.local, dict, path="local")
         self._price = time.monotonic() - began

@@ -11,8 +11,6 @@ import logging
 import sys
 from typing import Any
 
-import structlog
-
 _fallback = logging.getLogger("longrun")
 
 
@@ -45,7 +43,8 @@ class Log:
         self._log("error", logging.ERROR, event, {**fields, "exc_info": True})
 
     def _log(self, method: str, level: int, event: str, fields: dict[str, Any]) -> None:
-        if structlog.is_configured():
+        structlog = sys.modules.get("structlog")  # a program that has not imported it has not configured it
+        if structlog is not None and structlog.is_configured():
             if self._bound is None:
                 self._bound = structlog.get_logger("longrun").bind(**self._fields)
             getattr(self._bound, method)(event, **fields)
@@ -66,11 +65,15 @@ def get_logger(**fields: Any) -> Log:
 
 def user_logger(**fields: Any) -> Any:
     """What `ctx.log` is: structlog's own logger, bound to where the step is."""
+    import structlog
+
     return structlog.get_logger("longrun").bind(**fields)
 
 
 def configure(level: str | int = "INFO", *, json: bool = False) -> None:
     """A sensible structlog set-up on standard error, for programs that have none."""
+    import structlog
+
     number = logging.getLevelName(level.upper()) if isinstance(level, str) else level
     renderer: Any = (
         structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())

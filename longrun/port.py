@@ -1,7 +1,7 @@
 """What a context needs from whoever runs the attempt: where it is, and a way to save, obey and report.
 
-Place in the life of an execution: run a step. The runner has one for steps in this process; a child process has one that
-speaks over its pipe.
+Place in the life of an execution: run a step. The runner has one for steps in this process; a child process has one
+that speaks over its pipe.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class ProcessEngine:
         return _returned(attempt.step, outcome)
 
     def _child(self) -> Child:
-        # In the loop's own thread: on Linux a child that asked to die with its parent dies with the thread that made it.
+        # In the loop's thread: on Linux, a child that asked to die with its parent dies with the thread that made it.
         while self._idle:
             child = self._idle.pop()
             if child.alive:
@@ -185,11 +185,11 @@ def _error(step: Step, message: dict[str, Any]) -> Exception:
     """An error that the step's retry policy takes for what it was in the child."""
     text = message["text"]
     policy = step.retry
-    known = [NonRetryable, *(policy.retry_on if policy else ()), *(policy.give_up_on if policy else ())]
+    known: list[type] = [NonRetryable, *(policy.retry_on if policy else ()), *(policy.give_up_on if policy else ())]
     known += [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     by_name = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in known}
     kind = next((by_name[name] for name in message["kinds"] if name in by_name), Exception)
-    bases = (RemoteError,) if kind is Exception else (RemoteError, kind)
+    bases: tuple[type, ...] = (RemoteError,) if kind is Exception else (RemoteError, kind)
     remote = type(message["name"], bases, {"__init__": _init_plainly, "__str__": lambda self: text})
     error: Exception = remote()
     error.add_note(message["trace"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -288,6 +289,7 @@ class StepRegistry:
         for name in dict.fromkeys(workflow.steps):
             step = self._steps[name]
             codec.check_annotation(step.state_type)
+        codec.check_annotation(self._steps[workflow.steps[-1]].result_type)
 
 
 def _ad_hoc_name(names: tuple[str, ...]) -> str:
@@ -383,18 +385,18 @@ def _takes_context(name: str, function: StepFunction) -> bool:
 
 
 def _resolve(name: str, function: StepFunction, takes_context: bool) -> dict[str, Any]:
-    hints = type_hints(name, function)
     parameters = [
         p
         for p in inspect.signature(function).parameters.values()
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
     ]
     state = parameters[1 if takes_context else 0]
+    hints = type_hints(name, function, (state.name, "return"))
     return {"state": hints.get(state.name, Any), "result": _without_directives(hints.get("return", Any))}
 
 
-def type_hints(name: str, function: StepFunction) -> dict[str, Any]:
-    """The resolved annotations of a function, whatever kind of callable it is."""
+def type_hints(name: str, function: StepFunction, wanted: tuple[str, ...] = ("return",)) -> dict[str, Any]:
+    """The resolved annotations of a function, whatever kind of callable it is: those wanted, and perhaps others."""
     target: Any = function
     while isinstance(target, functools.partial):
         target = target.func
@@ -402,10 +404,32 @@ def type_hints(name: str, function: StepFunction) -> dict[str, Any]:
         target = type(target).__call__
     try:
         return typing.get_type_hints(target, include_extras=True)
-    except NameError as error:
-        raise StepSignatureError(name, f"its annotation names {error.name!r}, which is not defined") from error
+    except NameError:
+        return _some_hints(name, target, wanted)
     except TypeError:
         return {}
+
+
+def _some_hints(name: str, target: Any, wanted: tuple[str, ...]) -> dict[str, Any]:
+    """One by one: an annotation that nobody needs, such as the context's, may name what only type checkers import."""
+    found: dict[str, Any] = {}
+    for key, annotation in _raw_annotations(target).items():
+        one = types.SimpleNamespace(__annotations__={key: annotation})
+        try:
+            found |= typing.get_type_hints(one, getattr(target, "__globals__", {}), include_extras=True)
+        except NameError as error:
+            if key in wanted:
+                problem = f"its annotation names {error.name!r}, which is not defined"
+                raise StepSignatureError(name, problem) from error
+    return found
+
+
+def _raw_annotations(target: Any) -> dict[str, Any]:
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return annotationlib.get_annotations(target, format=annotationlib.Format.FORWARDREF)
+    return inspect.get_annotations(target)
 
 
 def _without_directives(annotation: Any) -> Any:

@@ -275,9 +275,10 @@ class Runner:
 
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
-        """While the step waits for a child, another execution may run in its place."""
+        """While the step waits for a child, another execution may run in its place: the child too, if both are suspects."""
         self._absences += 1
         self._leave_place()
+        self._acquit()
         try:
             yield
         finally:

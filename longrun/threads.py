@@ -1,8 +1,8 @@
 """Step threads: the library's own, daemon, with a limit of their own; and the channel from them to the loop.
 
-Place in the life of an execution: run a step. A thread cannot be killed: when its attempt is stopped its bridge closes,
-so that its next context call raises `StepInterrupted`, and what it returns is thrown away. What an attempt leaves behind
-is noted, so that the next one can wait for its end.
+Place in the life of an execution: run a step. A thread cannot be killed: when its attempt is stopped its bridge
+closes, so that its next context call raises `StepInterrupted`, and what it returns is thrown away. What an attempt
+leaves behind is noted, so that the next one can wait for its end.
 """
 
 from __future__ import annotations

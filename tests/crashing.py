@@ -73,7 +73,11 @@ async def finish(registry: StepRegistry, store: CheckpointStore, *, config: Exec
 
 
 async def run(
-    registry: StepRegistry, store: CheckpointStore | str = "memory:", *, state: Any = None, config: ExecutorConfig | None = None
+    registry: StepRegistry,
+    store: CheckpointStore | str = "memory:",
+    *,
+    state: Any = None,
+    config: ExecutorConfig | None = None,
 ) -> Any:
     """Run the workflow `work` as execution `x`; its result."""
     with anyio.fail_after(PATIENCE):

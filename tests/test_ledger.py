@@ -215,7 +215,7 @@ def test_a_local_too_large_fails_the_step_and_never_the_saver(monkeypatch):
     cursor, scope = open_loop(group, "pages")
     group.local["a"] = 1
     group.item_ended(cursor, scope)
-    monkeypatch.setattr(ledger.codec, "encode", refuse)
+    monkeypatch.setattr(codec, "encode", refuse)
     assert book.collect() == ({}, ())  # neither the cursor without its local, nor an error here
     with pytest.raises(TooLargeError):
         group.capture()

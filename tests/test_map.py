@@ -125,19 +125,19 @@ async def test_a_finished_branch_is_durable_before_its_worker_goes_on(store):
 async def test_a_failed_branch_fails_the_attempt_with_its_own_error_and_the_next_runs_it_again():
     ran = []
 
-    class Away(Exception):
+    class AwayError(Exception):
         pass
 
     async def branch(ctx: StepContext, n):
         ran.append(n)
         if n == 2 and ctx.attempt == 1:
-            raise Away
+            raise AwayError
         return n
 
     async def step(ctx: StepContext, state):
         try:
             return await ctx.map(branch, range(4), limit=1)
-        except Away:
+        except AwayError:
             assert ctx.attempt == 1
             raise
 
@@ -152,7 +152,7 @@ async def test_a_failure_cancels_the_branches_in_flight():
     async def branch(n):
         if n:
             await both.wait()
-            raise ValueError
+            raise ValueError("second")
         both.set()
         try:
             await anyio.sleep_forever()
@@ -160,7 +160,7 @@ async def test_a_failure_cancels_the_branches_in_flight():
             ended.append(n)
 
     async def step(ctx: StepContext, state):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="second"):
             await ctx.map(branch, range(2))
 
     await run(registry_of(step))
@@ -248,7 +248,7 @@ async def test_two_maps_need_two_names():
 
 async def test_a_branch_has_progress_of_its_own(store):
     """Its own `local`, `once`, `each` and `checkpoint`, taken up where it was, and gone when it is done."""
-    calls = []
+    calls: list[str] = []
     reached = anyio.Event()
 
     async def branch(ctx: StepContext, name):
@@ -338,7 +338,13 @@ async def test_a_context_of_an_attempt_that_is_over_raises():
         if ctx.attempt == 1:
             raise ValueError
         old = contexts[0]
-        for call in (old.checkpoint(), old.checkpoint(force=True), old.once("a", int), old.map(str, []), old.start_child([], key="a")):
+        for call in (
+            old.checkpoint(),
+            old.checkpoint(force=True),
+            old.once("a", int),
+            old.map(str, []),
+            old.start_child([], key="a"),
+        ):
             with pytest.raises(ContextClosedError):
                 await call
         with pytest.raises(ContextClosedError):
@@ -357,7 +363,7 @@ async def test_maps_may_be_nested_in_items_and_branches(store):
         ran.append(name)
         await ctx.once("a", int)
         if name == "1b1" and not reached.is_set():
-            while "outer#1/map:branch/1/map:leaf/0" not in await stored(store):
+            while not {"outer#1/map:branch/0", "outer#1/map:branch/1/map:leaf/0"} <= set(await stored(store)):
                 await anyio.lowlevel.checkpoint()
             reached.set()
             await anyio.sleep_forever()
@@ -367,9 +373,7 @@ async def test_maps_may_be_nested_in_items_and_branches(store):
         return await ctx.map(leaf, [f"{name}0", f"{name}1"])
 
     async def step(ctx: StepContext, state):
-        results = []
-        async for n in ctx.each("outer", range(2)):
-            results.append(await ctx.map(branch, [f"{n}a", f"{n}b"]))
+        results = [await ctx.map(branch, [f"{n}a", f"{n}b"]) async for n in ctx.each("outer", range(2))]
         assert set(await stored(store)) >= {"each:outer"}
         await ctx.checkpoint(force=True)
         assert set(await stored(store)) == {"each:outer"}

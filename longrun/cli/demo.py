@@ -21,7 +21,7 @@ KILL_AT = PAGES // 2
 
 @click.command("demo")
 @click.option("--keep", is_flag=True, help="Keep the directory, to look at its files.")
-def command(keep: bool) -> None:
+def demo_command(keep: bool) -> None:
     """Run a workflow, kill it with SIGKILL in the middle of a step, and watch it go on."""
     from rich.console import Console
 

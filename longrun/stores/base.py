@@ -43,8 +43,8 @@ class StoreBackend(abc.ABC):
 
     @abc.abstractmethod
     def open(self) -> None:
-        """Make ready: create what is missing, migrate what is old, refuse what is newer (`NewerFormatError`) or not ours
-        (`StoreSettingsError`). Safe when several processes do it at once."""
+        """Make ready: create what is missing, migrate what is old, refuse what is newer (`NewerFormatError`) or not
+        ours (`StoreSettingsError`). Safe when several processes do it at once."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -64,18 +64,21 @@ class StoreBackend(abc.ABC):
     def commit(self, batch: Sequence[Write]) -> list[Answer]:
         """Apply each write in order, make all of them durable together, and answer each in its place.
 
-        `Create`: if the id is free, store definition, head, boundary and blobs; True. If it is taken: change nothing; False.
+        `Create`: if the id is free, store definition, head, boundary and blobs; True. If it is taken: change nothing;
+        False.
+
         `Save`: find the head. No execution: `ExecutionNotFoundError`. Stored fence differs from `head.fence`:
         `LeaseLostError`. Stored revision at or past `head.revision`: done already, None. More than one behind it:
-        `WriteOrderError`. Otherwise replace the head, append the boundaries, add the blobs; `clear` then `drop` then `put` the entries; remove the messages in `take`
-        (remembering the keys of those that had one); strip the state from boundaries before `keep_from`; remove
-        `drop_blobs`; if `steps` is given, the definition's `steps` and `total` become those. If the new head has no owner, is not finished and messages remain, `woken` is stored as true, so
-        that a message that crossed this write is seen. When the new state is completed or cancelled, all entries and
-        messages go; a failed execution keeps them, since `retry` goes on from there.
-        One refused write leaves the others of the batch untouched.
+        `WriteOrderError`. Otherwise replace the head, append the boundaries, add the blobs; `clear` then `drop` then
+        `put` the entries; remove the messages in `take` (remembering the keys of those that had one); strip the state
+        from boundaries before `keep_from`; remove `drop_blobs`; if `steps` is given, the definition's `steps` and
+        `total` become those. If the new head has no owner, is not finished and messages remain, `woken` is stored as
+        true, so that a message that crossed this write is seen. When the new state is completed or cancelled, all
+        entries and messages go; a failed execution keeps them, since `retry` goes on from there. One refused write
+        leaves the others of the batch untouched.
 
-        `Send`: append the message with the next id. A key seen before in this execution, taken or not, answers the id it
-        got then. If nobody owns the execution and it is not finished, set `woken`. Wake whoever `wait`s, in other
+        `Send`: append the message with the next id. A key seen before in this execution, taken or not, answers the id
+        it got then. If nobody owns the execution and it is not finished, set `woken`. Wake whoever `wait`s, in other
         processes too.
         """
 
@@ -84,10 +87,12 @@ class StoreBackend(abc.ABC):
         """Give up to `limit` executions to `claim.owner`, durably, oldest of the highest priority first.
 
         Given is what is in `states` and is owned by nobody or by one of `dead` (never what the claimer owns already,
-        unless it names itself there); with `ids`, only those; without, only what is due: `initialized`, `waiting` and `resuming` need `woken`, no `due` and no `signal`, or
-        `due <= now`; `running` is always due; `paused` and `blocked` are only given by `ids`. `workflows` and `queues`
-        narrow it. Two claimers never get the same one. Each given head has `fence` + 1, the new owner, `woken` false,
-        `crashes` + 1 if it was `running` or `resuming` under another owner, and is returned as stored, with everything that belongs to it.
+        unless it names itself there); with `ids`, only those; without, only what is due: `initialized`, `waiting` and
+        `resuming` need `woken`, no `due` and no `signal`, or `due <= now`; `running` is always due; `paused` and
+        `blocked` are only given by `ids`. `workflows` and `queues` narrow it. Two claimers never get the same one.
+        Each given head has `fence` + 1, the new owner, `woken` false, `crashes` + 1 if it was `running` or `resuming`
+        under another owner, and is returned as stored, with everything that belongs to it. A claim whose answer was
+        lost is given again at this owner's next claim, where the backend can lose answers.
         After this no write with the old fence is ever acknowledged.
         """
 
@@ -127,11 +132,11 @@ class StoreBackend(abc.ABC):
 
     @abc.abstractmethod
     def boundaries(self, id: str, *, after: int = 0, limit: int = 1000) -> list[Boundary]:
-        """The boundaries behind number `after`, oldest first, without their states; empty if there is no such execution."""
+        """The boundaries behind number `after`, oldest first, without their states; none if there is no execution."""
 
     @abc.abstractmethod
     def checkpoint(self, id: str, seq: int) -> tuple[Boundary, Mapping[str, bytes]] | None:
-        """One boundary with its state and blobs; None if it is gone or its state is; `CorruptDataError` if unreadable."""
+        """One boundary with its state and blobs; None if it or its state is gone; `CorruptDataError` if unreadable."""
 
     @abc.abstractmethod
     def messages(self, id: str) -> list[Message]:
@@ -147,7 +152,7 @@ class StoreBackend(abc.ABC):
 
     @abc.abstractmethod
     def next_due(self) -> float | None:
-        """The earliest moment at which something that nobody owns becomes due (0 if it is woken); None if nothing will."""
+        """The earliest moment at which something that nobody owns becomes due (0 if woken); None if nothing will."""
 
     @abc.abstractmethod
     def size(self, id: str) -> int:

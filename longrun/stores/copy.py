@@ -1,8 +1,9 @@
 """Moving house: carry executions with their history from one store to another.
 
-Place in the life of an execution: between two homes. Everything goes through the contract of the stores, so any pair will do.
-A copy can be interrupted and started again: what has arrived whole is left alone, what is half there is completed.
-Live executions are claimed while they are carried, and stay behind paused and held, so that nobody runs them twice.
+Place in the life of an execution: between two homes. Everything goes through the contract of the stores, so any pair
+will do. A copy can be interrupted and started again: what has arrived whole is left alone, what is half there is
+completed. Live executions are claimed while they are carried, and stay behind paused and held, so that nobody runs them
+twice.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import anyio
 import anyio.to_thread
 import attrs
 
-
 from longrun.errors import ExecutionNotFoundError, LongrunError
 from longrun.loops import Loop, current_loop
 from longrun.records import FINISHED, ExecutionState, RetentionPolicy
@@ -28,7 +27,6 @@ from longrun.stores.writer import Done, Writer
 T = TypeVar("T")
 
 READERS = 4
-QUEUE_LIMIT = 20_000
 
 
 class CheckpointStore:
@@ -200,7 +198,7 @@ class CheckpointStore:
             )
         if write.message.payload is None:
             return write
-        payload = seal.wrap(write.message.payload, f"{write.id}/message")
+        payload = seal.wrap(write.message.payload, _message_context(write.id, write.message))
         return attrs.evolve(write, message=attrs.evolve(write.message, payload=payload))
 
     def _sealed_boundary(self, id: str, boundary: Boundary) -> Boundary:
@@ -230,7 +228,7 @@ class CheckpointStore:
     def _unsealed_message(self, id: str, message: Message) -> Message:
         if message.payload is None:
             return message
-        return attrs.evolve(message, payload=self._seal.unwrap(message.payload, f"{id}/message"))
+        return attrs.evolve(message, payload=self._seal.unwrap(message.payload, _message_context(id, message)))
 
     # plumbing
 
@@ -244,9 +242,9 @@ class CheckpointStore:
         return await self._answer(partial(self._writer.call, function))
 
     async def _answer(self, start: Callable[[Done, Loop], None]) -> Any:
-        while self._writer.depth > QUEUE_LIMIT:
-            await anyio.sleep(0.001)
         loop = self._loop()
+        while (room := self._writer.room(loop)) is not None:
+            await room.wait()
         waiter = loop.waiter()
         start(waiter.set, loop)
         answer = await waiter.wait()
@@ -263,6 +261,11 @@ class CheckpointStore:
         if limiter is None:
             limiter = self._loops.limiter = anyio.CapacityLimiter(READERS)
         return limiter
+
+
+def _message_context(id: str, message: Message) -> str:
+    """What a payload is bound to: its number is not known when it is sealed, but who sent what when is."""
+    return f"{id}/message/{message.kind}/{message.name}/{message.key}/{message.sent!r}"
 
 
 class _Watcher:

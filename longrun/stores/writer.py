@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from longrun.errors import LongrunError, StoreUnavailableError
-from longrun.loops import Loop
+from longrun.loops import Loop, Waiter
 from longrun.stored import Write
 from longrun.stores.base import StoreBackend
 
@@ -20,6 +20,8 @@ Done = Callable[[Any], object]
 """Takes the answer: a value, or the exception that stands for it."""
 
 BATCH_LIMIT = 4096
+QUEUE_LIMIT = 20_000
+"""More than this many writes waiting, and whoever comes next waits before it may add its own."""
 
 
 class Job:
@@ -41,6 +43,7 @@ class Writer:
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
+        self._waiting: deque[tuple[Loop, Waiter]] = deque()
 
     def start(self) -> None:
         self._closing = False
@@ -59,6 +62,14 @@ class Writer:
     def depth(self) -> int:
         return len(self._queue)
 
+    def room(self, loop: Loop) -> Waiter | None:
+        """None if a write may be added now; otherwise what to wait for before asking again."""
+        if len(self._queue) < QUEUE_LIMIT:
+            return None
+        waiter = loop.waiter()
+        self._waiting.append((loop, waiter))
+        return waiter
+
     def put(self, write: Write, done: Done, loop: Loop | None) -> None:
         """Queue a write. `done` gets its answer in `loop`, or in the writer's thread if that is None."""
         self._add(Job(done, loop, write, None))
@@ -71,7 +82,8 @@ class Writer:
         if self._closing:
             raise StoreUnavailableError(self._backend.kind, "it is closed")
         self._queue.append(job)
-        self._wake.set()
+        if not self._wake.is_set():
+            self._wake.set()
 
     def _run(self) -> None:
         queue = self._queue
@@ -80,6 +92,9 @@ class Writer:
             self._wake.clear()
             while queue:
                 self._deliver(self._next())
+                while self._waiting and len(queue) < QUEUE_LIMIT:
+                    loop, waiter = self._waiting.popleft()
+                    loop.call_soon(waiter.set, None)
             if self._closing and not queue:
                 return
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from attrs import field, frozen
+from attrs import frozen
 
 from longrun import ExecutionState
 from longrun.snapshot import decode_state
@@ -29,7 +29,6 @@ class Verdict:
     faults: tuple[str, ...]
     executions: int
     acknowledged: int
-    seen: dict[str, int] = field(factory=dict)
 
     def __str__(self) -> str:
         head = f"{self.executions} executions, {self.acknowledged} acknowledged writes, {len(self.faults)} faults"

@@ -50,10 +50,11 @@ class Trap:
         mine = call in self._calls and self._falls()
         if mine and self._when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        result = function(*args, **options)
-        if mine:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
+        try:
+            return function(*args, **options)
+        finally:
+            if mine:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def _falls(self) -> bool:
         with self._lock:
@@ -109,7 +110,8 @@ class Telling(InterposedBackend):
     def _tell_claim(self, claimed: Any) -> None:
         given: list[Loaded] = claimed
         for one in given:
-            self._outside.note("claim", id=one.definition.id, fence=one.head.fence, seq=one.head.seq)
+            head = one.head
+            self._outside.note("claim", id=one.definition.id, fence=head.fence, revision=head.revision, seq=head.seq)
 
 
 class DyingDisk(Disk):

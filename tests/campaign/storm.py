@@ -61,7 +61,7 @@ class Storm:
         """One process, to its death; whether the trap itself killed it."""
         self.spawn(forks, trap)
         end = forks.end(life if trap is None else PATIENCE)
-        print(trap, life, end, __import__("time").monotonic())
+        assert trap is None or not end.by_us, f"process {self.processes} stood still before {trap} was reached"
         assert end is not None
         assert end.killed, f"process {self.processes} with {trap} ended with {end.code}"
         self.kills += 1

@@ -1,6 +1,7 @@
 """A state machine that does the same to a store and to the memory backend, and compares all that can be seen.
 
-The store is used through two objects on one place, as two processes would, each write through either of them.
+The store is used through two objects on one place, as two processes would use it. A fence belongs to the one that
+created or claimed the execution; what the other saves is stale, and must be refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from longrun.testing.samples import NOW, boundary, create, send
 NewPlace = Callable[[], Callable[[], CheckpointStore]]
 """Makes an empty place, and gives what makes store objects on it."""
 
-IDS = ["a", "A", "a:b", "x" * 200]
+IDS = ["a", "A", "a:b", "x" * 40]
 OWNERS = ["one", "two", "it's three"]
 WORKFLOWS = ["flow", "Flow%"]
 QUEUES = ["default", "q_q"]
@@ -33,7 +34,7 @@ ids = st.sampled_from(IDS)
 owners = st.sampled_from(OWNERS)
 states = st.sampled_from([*ExecutionState, *[ExecutionState.RUNNING, ExecutionState.WAITING] * 4])
 """Any, and more often those in which things happen."""
-payloads = st.sampled_from([b"", b"\x00\x01", b"plain", b"\xff" * 300])
+payloads = st.sampled_from([b"", b"\x00\x01", b"plain", b"\xff" * 30])
 moments = st.none() | st.integers(-3, 3).map(lambda n: NOW + n)
 metadata = st.fixed_dictionaries(
     {}, optional={"text": st.sampled_from(["Red", "r%d", "red_1"]), "n": st.integers(1, 3)}
@@ -130,6 +131,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.sides: list[StoreBackend] = []
         self.born = 0
         self.blobs = 0
+        self.holders: dict[str, int] = {}
 
     @initialize()
     def open(self) -> None:
@@ -150,9 +152,11 @@ class StoreMachine(RuleBasedStateMachine):
         batch: list[Write] = []
         expected: list[Answer] = []
         for _ in range(size):
-            write = data.draw(self.writes())
+            write = data.draw(self.writes(side))
             batch.append(write)
             expected += self.model.commit([write])
+            if isinstance(write, Create) and expected[-1] is True:
+                self.holders[write.id] = side
         answers = self.sides[side].commit(batch)
         assert [_plain(answer) for answer in answers] == [_plain(answer) for answer in expected], batch
 
@@ -163,7 +167,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(side=sides, claim=claims())
     def claim(self, side: int, claim: Claim) -> None:
-        assert self.sides[side].claim(claim) == self.model.claim(claim)
+        given = self.model.claim(claim)
+        assert self.sides[side].claim(claim) == given
+        self.holders.update({one.definition.id: side for one in given})
 
     @rule(side=sides, chosen=st.lists(ids, max_size=4))
     def delete(self, side: int, chosen: list[str]) -> None:
@@ -223,7 +229,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # making writes
 
-    def writes(self) -> st.SearchStrategy[Write]:
+    def writes(self, side: int) -> st.SearchStrategy[Write]:
         """Mostly to what is there."""
         there = [stored.definition.id for stored in self.model.find(Query())]
         known = st.sampled_from(there * 5 + IDS)
@@ -231,7 +237,7 @@ class StoreMachine(RuleBasedStateMachine):
             "new": st.builds(
                 self.new, ids, head_changes(), st.sampled_from(WORKFLOWS), st.sampled_from(QUEUES), metadata
             ),
-            "save": st.builds(self.save, known, steps),
+            "save": st.builds(self.save, known, steps, st.just(side)),
             "send": st.builds(
                 self.send, known, payloads | st.none(), st.sampled_from([None, *KEYS]), st.integers(2, 4)
             ),
@@ -253,7 +259,7 @@ class StoreMachine(RuleBasedStateMachine):
     def send(self, id: str, payload: bytes | None, key: str | None, limit: int) -> Send:
         return send(id, payload=payload, key=key, limit=limit)
 
-    def save(self, id: str, step: Step) -> Save:
+    def save(self, id: str, step: Step, side: int) -> Save:
         found = self.model.load(id)
         if found is None:
             return Save(id=id, head=Head(state=ExecutionState.RUNNING, revision=1, updated=NOW))
@@ -261,7 +267,7 @@ class StoreMachine(RuleBasedStateMachine):
         head = attrs.evolve(
             found.head,
             **step.fields,
-            fence=found.head.fence + step.fence,
+            fence=found.head.fence + (step.fence if self.holders[id] == side else step.fence or 1),
             revision=found.head.revision + step.revision,
             seq=found.head.seq + len(rows),
         )
@@ -306,7 +312,8 @@ def _retention(found: Loaded, rows: list[Boundary], keep: int | None) -> tuple[i
 
 
 def _plain(answer: Answer) -> object:
-    return (type(answer), str(answer).replace("'memory'", "")) if isinstance(answer, Exception) else answer
+    """An error by its kind and what it is about: its sentence names the store."""
+    return (type(answer), getattr(answer, "execution_id", None)) if isinstance(answer, Exception) else answer
 
 
 def _rows(found: list[Boundary]) -> list[Boundary]:

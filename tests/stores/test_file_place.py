@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from longrun.errors import NewerFormatError, StoreSettingsError, StoreUnavailableError
+from longrun.errors import LeaseLostError, NewerFormatError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import Head, Query
 from longrun.stores import open_store
@@ -386,3 +386,47 @@ def test_numbers_that_json_does_not_know_are_kept(backend: StoreBackend) -> None
     text = create("b", head_fields={"error": "\ud800", "note": "x"})
     created(backend, attrs.evolve(text, head=attrs.evolve(text.head, state=ExecutionState.WAITING)))
     assert loaded(backend, "b").head.error == "\ud800"
+
+
+def test_a_late_tidier_does_not_lead_back(path: Path, backend: StoreBackend) -> None:
+    """I3: two processes tidy one execution in the wrong order; the newest generation is found all the same."""
+    created(backend, create("a"))
+    with opened(FileBackend(path)) as late:
+        for turn, one in enumerate((late, backend)):
+            (given,) = one.claim(claim(f"o{turn}", ids=("a",), dead=frozenset({"o0"})))
+            save = step("a", given.head)
+            done(one, save, step("a", save.head))
+        backend.close()
+        backend.open()
+    assert sorted(file.name for file in (path / "live").iterdir()) == ["a.0.jsonl", "a.2.jsonl"]
+    assert loaded(backend, "a").head.owner == "o1"
+
+
+def test_what_was_deleted_and_started_anew_stays_where_it_is(path: Path, backend: StoreBackend) -> None:
+    """A process that still knows the finished one of that id does not move the new one away."""
+    new = owned("a")
+    created(backend, new)
+    finish(backend, "a", new.head)
+    with opened(FileBackend(path)) as other:
+        assert other.delete(["a"]) == [True]
+        created(other, owned("a", "other", data=b"anew"))
+        backend.close()
+        assert [file.name for file in (path / "live").iterdir()] == ["a.0.jsonl"]
+        assert list((path / "done").iterdir()) == []
+        assert loaded(other, "a").boundary.data == b"anew"
+        backend.open()
+        assert backend.count(Query()) == {ExecutionState.RUNNING: 1}
+
+
+def test_a_stale_owner_of_an_id_that_was_started_anew_is_refused(path: Path, backend: StoreBackend) -> None:
+    """I3: the same id, fence and revision do not make it the same execution."""
+    new = owned("a")
+    created(backend, new)
+    with opened(FileBackend(path)) as other:
+        (given,) = other.claim(claim("two", dead=frozenset({"me"})))
+        finish(other, "a", given.head)
+        assert other.delete(["a"]) == [True]
+        created(other, owned("a"))
+        (answer,) = backend.commit([step("a", new.head)])
+        assert isinstance(answer, LeaseLostError)
+        assert loaded(other, "a").head.revision == 0

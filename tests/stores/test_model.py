@@ -97,8 +97,15 @@ def new_place(request: pytest.FixtureRequest) -> NewPlace:
 
 
 def run(new_place: NewPlace, **options: Any) -> None:
+    """Without shrinking: on a real store it takes minutes, and the steps of the failure are printed anyway."""
     checks = settings(
-        stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), database=None, **options
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        **options,
     )
     run_state_machine_as_test(lambda: StoreMachine(new_place), settings=checks)
 
@@ -195,4 +202,4 @@ def test_a_mistake_is_found(kind: type[MemoryBackend]) -> None:
         return lambda: CheckpointStore(backend)
 
     with pytest.raises(AssertionError):
-        run(new_place, max_examples=300, phases=[Phase.generate], derandomize=True, report_multiple_bugs=False)
+        run(new_place, max_examples=300, derandomize=True)

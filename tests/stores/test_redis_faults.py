@@ -113,24 +113,26 @@ class TestLostAnswers:
         """I1, I9: nothing is lost and nothing is doubled."""
         new = owned("a")
         backend.commit([new])
-        stop = threading.Event()
+        rounds = campaign_size * 3
+        begun = threading.Semaphore(0)
 
         def kill() -> None:
-            while not stop.is_set():
+            """Once for each commit, at whatever point it has come to."""
+            for _ in range(rounds):
+                begun.acquire()
                 admin.client_kill_filter(_type="normal", skipme=True)
-                stop.wait(0.01)
 
         killer = threading.Thread(target=kill)
         killer.start()
+        head, numbers = new.head, []
         try:
-            head, numbers = new.head, []
-            for _ in range(campaign_size * 3):
+            for _ in range(rounds):
                 save = step("a", head)
-                answers = backend.commit([save, send("a", limit=10_000)])
-                numbers.append(answers[1])
+                begun.release()
+                numbers.append(backend.commit([save, send("a", limit=10_000)])[1])
                 head = save.head
         finally:
-            stop.set()
+            begun.release(rounds)
             killer.join()
         assert [row.seq for row in backend.boundaries("a")] == list(range(1, head.seq + 1))
         assert [message.id for message in backend.messages("a")] == numbers == list(range(1, len(numbers) + 1))

@@ -278,6 +278,20 @@ def test_odd_text_of_an_error_is_stored_escaped(backend: SQLiteBackend) -> None:
     assert (found.head.error, found.head.due) == ("no file b\\udcff\\x00", float("inf"))
 
 
+def test_steps_that_come_later_keep_the_definition_whole(path: Path, backend: SQLiteBackend) -> None:
+    """In one batch with the creation or after it; a damaged definition is not made to look whole by them."""
+    new = owned("a", steps=(), total=0)
+    first = change("a", new.head, steps=("one", "two"))
+    assert backend.commit([new, first]) == [True, None]
+    found = backend.load("a")
+    assert found is not None
+    assert (found.definition.steps, found.definition.total, found.damage) == (("one", "two"), 2, ())
+    spoil(path, "UPDATE execution SET priority = 7")
+    assert backend.commit([change("a", first.head, steps=("three",))]) == [None]
+    with pytest.raises(CorruptDataError):
+        backend.load("a")
+
+
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 FLIP = "UPDATE {} SET {} = ? WHERE execution = 1"
@@ -371,7 +385,7 @@ def test_one_damaged_entry_discredits_all(path: Path, backend: SQLiteBackend) ->
     found = backend.load("a")
     assert found is not None
     assert (found.boundary.seq, found.entries, len(found.damage)) == (3, {}, 2)
-    (given,) = backend.claim(claim())
+    (given,) = backend.claim(claim(dead=frozenset({"me"})))
     assert given.entries == {}
     again = backend.load("a")
     assert again is not None
@@ -383,7 +397,7 @@ def test_a_damaged_message_is_left_out(path: Path, backend: SQLiteBackend) -> No
     walk(backend)
     backend.commit([send("a", payload=b"one"), send("a", payload=b"two")])
     spoil(path, "UPDATE message SET payload = x'00' WHERE id = 1")
-    (given,) = backend.claim(claim())
+    (given,) = backend.claim(claim(dead=frozenset({"me"})))
     assert [message.payload for message in given.messages] == [b"two"]
     assert backend.messages("a") == list(given.messages)
     assert set(quarantine(path)) == {"message/1"}

@@ -65,7 +65,15 @@ class Birth:
             head = self.create.head
             if head.owner is not None and not head.state.finished:
                 self.journal = Journal(
-                    place, self.create.id, 0, self.fd, head=head, mail=Mail(), n=self.lines, size=len(self.data)
+                    place,
+                    self.create.id,
+                    0,
+                    self.fd,
+                    born=self.born,
+                    head=head,
+                    mail=Mail(),
+                    n=self.lines,
+                    size=len(self.data),
                 )
                 kept = True
             self.mark = mark_of(place.disk.fstat(self.fd))

@@ -18,7 +18,7 @@ from longrun.stores._file.entries import Entries, Entry, Mark
 from longrun.stores._file.inbox import box_of, read_letters
 from longrun.stores._file.journal import Journal, Spot, read_spot, read_summary
 from longrun.stores._file.lines import BrokenLineError, identity_of
-from longrun.stores._file.place import BELL_LIMIT, Place, journal_name, parse_journal_name, stem_of
+from longrun.stores._file.place import EVERYTHING, Place, journal_name, parse_journal_name, stem_of
 
 LOOK_AGAIN = 2.0
 """Seconds after which a claim looks at every file, bell or not."""
@@ -54,14 +54,16 @@ class Catalog:
                 return
             if size > self._heard:
                 self._heard, names = self._place.rung(self._heard)
+                if EVERYTHING in names:
+                    self.look()
+                    return
                 for name in dict.fromkeys(names):
                     self._hear(name)
 
     def look(self) -> None:
         """Compare every file with what is known of it."""
         with self.lock:
-            size, _ = self._place.bell()
-            self._heard = size if size <= BELL_LIMIT else 0
+            self._heard, _ = self._place.bell()
             newest: dict[str, int] = {}
             for name in self._place.live.names():
                 parsed = parse_journal_name(name)
@@ -109,7 +111,8 @@ class Catalog:
         if self._unreadable.get(stem) == (gen, mark):
             return None
         try:
-            entry = self._read(Spot(self._place.live, stem, gen, journal_name(stem, gen)), known)
+            same = known if known is not None and known.mark is not None and known.mark[2] == mark[2] else None
+            entry = self._read(Spot(self._place.live, stem, gen, journal_name(stem, gen)), same)
         except FileNotFoundError:
             return None
         except CorruptDataError:
@@ -121,10 +124,9 @@ class Catalog:
         return entry
 
     def _read(self, spot: Spot, known: Entry | None) -> Entry:
+        """`known` is what was read in the same file before; the id of another one may have been started anew."""
         whose = None if known is None else (known.id, known.born, known.definition)
         summary = read_summary(self._place, spot, whose)
-        if summary is None and whose is not None:
-            summary = read_summary(self._place, spot, None)  # the id may have been deleted and started anew
         if summary is not None:
             return Entry(spot.stem, spot.gen, summary.born, summary.definition, summary.head, summary.mail)
         contents, _ = read_spot(self._place, self._id_in(spot), spot)

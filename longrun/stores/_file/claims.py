@@ -170,7 +170,9 @@ class Claims:
         data = b"".join(lines)
         write_all(place.disk, fd, data)
         n, size = 1 + len(lines), size + len(data)
-        journal = Journal(place, entry.id, identity.gen, fd, head=head, mail=contents.mail, n=n, size=size)
+        journal = Journal(
+            place, entry.id, identity.gen, fd, born=contents.born, head=head, mail=contents.mail, n=n, size=size
+        )
         return _Taken(journal, contents, letters)
 
     def _again(self, entry: Entry) -> None:

@@ -291,7 +291,7 @@ def move_away(place: Place, crew: Crew, finished: Finished, ended: Iterable[Entr
     crew.run(_Move.link, moves)
     place.done.sync()
     with place.locked():
-        crew.run(_Move.unlink, [move for move in moves if move.linked])
+        crew.run(_Move.unlink, [move for move in moves if move.ino >= 0])
     return [move.entry for move in moves if move.moved]
 
 
@@ -299,35 +299,50 @@ def move_away(place: Place, crew: Crew, finished: Finished, ended: Iterable[Entr
 class _Move:
     place: Place
     entry: Entry
-    linked: bool = False
+    ino: int = -1
     moved: bool = False
 
     def link(self) -> None:
-        place, stem = self.place, self.entry.stem
-        live, done = journal_name(stem, self.entry.gen), done_name(stem)
-        if (status := place.live.stat(live)) is None:
+        """Give the journal its name in done/, if it is the one that was seen to be finished."""
+        place, stem, gen = self.place, self.entry.stem, self.entry.gen
+        live, done = journal_name(stem, gen), done_name(stem)
+        status = place.live.stat(live)
+        if status is None or not self._finished(Spot(place.live, stem, gen, live)):
             return
         there = place.done.stat(done)
         if there is not None and there.st_ino != status.st_ino:
             place.done.remove(done)  # left by a crash on the way back; the one in live/ counts
-        if there is None or there.st_ino != status.st_ino:
-            try:
+        try:
+            if there is None or there.st_ino != status.st_ino:
                 place.disk.link(live, done, place.live.fd, place.done.fd)
-            except (FileExistsError, FileNotFoundError):
-                return  # another process moves it
-        self.linked = True
+        except (FileExistsError, FileNotFoundError):
+            return  # another process moves it
+        there = place.done.stat(done)
+        if there is not None and there.st_ino == status.st_ino:
+            self.ino = status.st_ino
+
+    def _finished(self, spot: Spot) -> bool:
+        try:
+            found = read_summary(self.place, spot, None)
+        except FileNotFoundError:
+            return False
+        return found is not None and found.born == self.entry.born and found.head.state.finished
 
     def unlink(self) -> None:
-        place, entry = self.place, self.entry
-        if place.live.stat(journal_name(entry.stem, entry.gen + 1)) is not None:
-            place.done.remove(done_name(entry.stem))  # it was claimed for a retry in this moment
+        """Under the lock: take the old names away."""
+        place, stem, gen = self.place, self.entry.stem, self.entry.gen
+        status = place.live.stat(journal_name(stem, gen))
+        if status is None or status.st_ino != self.ino:
             return
-        if not remove_between(place, entry.stem, entry.gen):
+        if place.live.stat(journal_name(stem, gen + 1)) is not None:
+            place.done.remove(done_name(stem))  # it was claimed for a retry in this moment
             return
-        inbox = f"{entry.stem}.jsonl"
+        if not remove_between(place, stem, gen):
+            return
+        inbox = f"{stem}.jsonl"
         if place.inbox.stat(inbox) is not None:
-            place.disk.rename(inbox, done_inbox_name(entry.stem), place.inbox.fd, place.done.fd)
-        self.moved = remove_locked(place, entry.stem, entry.gen)
+            place.disk.rename(inbox, done_inbox_name(stem), place.inbox.fd, place.done.fd)
+        self.moved = remove_locked(place, stem, gen, ino=self.ino)
 
 
 def bring_back(place: Place, finished: Finished, id: str, gen: int) -> None:

@@ -21,7 +21,16 @@ from longrun.stores._file.contents import Contents, Mail, mail_from, snapshot_li
 from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import Folder, read_range, write_all
 from longrun.stores._file.forms import definition_from, head_from
-from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, Line, identity_of, pack, unpack
+from longrun.stores._file.lines import (
+    BrokenLineError,
+    ForeignLineError,
+    Identity,
+    Line,
+    identity_of,
+    pack,
+    unpack,
+    unpack_any,
+)
 from longrun.stores._file.place import KIND, Place, done_name, journal_name, parse_journal_name, stem_of, unavailable
 
 GROWTH = 1 << 18
@@ -84,7 +93,10 @@ def locate(place: Place, id: str) -> Spot | None:
             return Spot(place.live, stem, gen, journal_name(stem, gen))
         if (spot := done_spot(place, stem)) is not None:
             return spot
-        if not any(gen > 0 for gen in _generations(place, stem)):
+        gen = max(_generations(place, stem), default=0)
+        if gen > 0 and place.live.stat(journal_name(stem, gen)) is not None:
+            return Spot(place.live, stem, gen, journal_name(stem, gen))
+        if gen == 0:
             return None  # it was being deleted when a crash came: only the signpost is left
     raise StoreUnavailableError(KIND, f"the journal of execution {id!r} keeps moving")
 
@@ -107,12 +119,16 @@ def _start_generation(place: Place, stem: str) -> int | None:
         first = place.live.read(journal_name(stem, 0), 0, START_SIZE)
     except FileNotFoundError:
         return None
-    line = first.partition(b"\n")[0]
     try:
-        fields = unpack(line, Identity(identity_of(line).id, 0)).fields
-    except (BrokenLineError, ForeignLineError):  # also a definition longer than what was read
+        return _signposted(first) or 0
+    except BrokenLineError:  # also a definition longer than what was read
         return max(_generations(place, stem), default=None)
-    return int(fields["to"]) if fields["kind"] == "moved" else 0
+
+
+def _signposted(first: bytes) -> int | None:
+    """Where the first line of generation 0 leads to; None if it is a journal still."""
+    _, line = unpack_any(first.partition(b"\n")[0])
+    return int(line.fields["to"]) if line.fields["kind"] == "moved" else None
 
 
 def _generations(place: Place, stem: str) -> list[int]:
@@ -285,12 +301,14 @@ class Journal:
     """A journal that this process may append to: it owns the execution."""
 
     __slots__ = (
-        *("bad", "fd", "gen", "head", "id", "identity", "ino", "limit", "mail", "n", "name", "next_name"),
+        *("bad", "born", "fd", "gen", "head", "id", "identity", "ino", "limit", "mail", "n", "name", "next_name"),
         *("place", "saves", "size", "stem"),
     )
 
-    def __init__(self, place: Place, id: str, gen: int, fd: int, *, head: Head, mail: Mail, n: int, size: int) -> None:
-        self.place, self.id, self.gen, self.fd = place, id, gen, fd
+    def __init__(
+        self, place: Place, id: str, gen: int, fd: int, *, born: str, head: Head, mail: Mail, n: int, size: int
+    ) -> None:
+        self.place, self.id, self.gen, self.fd, self.born = place, id, gen, fd, born
         self.stem = stem_of(id)
         self.name, self.next_name = journal_name(self.stem, gen), journal_name(self.stem, gen + 1)
         self.identity = Identity(id, gen)
@@ -438,27 +456,53 @@ def read_history(place: Place, stem: str, id: str, born: str) -> dict[int, dict[
     return rows
 
 
-def remove_older(place: Place, crew: Crew, over: Iterable[tuple[str, int]]) -> set[str]:
+@attrs.frozen
+class Over:
+    """A journal that made the generations before it superfluous."""
+
+    id: str
+    gen: int
+    ino: int
+
+
+def remove_older(place: Place, crew: Crew, over: Iterable[Over]) -> set[str]:
     """Put a signpost in generation 0 and remove the others before the given one; the ids for which that could be done.
 
-    Signposts are durable before what they lead past is gone: no power cut can bring an old generation to the front."""
-    ready: list[tuple[str, int]] = []
-
-    def point(one: tuple[str, int]) -> None:
-        if remove_locked(place, stem_of(one[0]), 0, signpost(*one)):
-            ready.append(one)
-
-    crew.run(point, [one for one in over if one[1] > 0])
-    if ready:
-        place.live.sync()
+    Signposts are durable before what they lead past is gone: no power cut can bring an old generation to the front. The
+    caller holds the place's lock, shared at least: no id is deleted and created anew meanwhile."""
+    ready: list[Over] = []
     done: set[str] = set()
 
-    def remove(one: tuple[str, int]) -> None:
-        if remove_between(place, stem_of(one[0]), one[1], lowest=1):
-            done.add(one[0])
+    def point(one: Over) -> None:
+        if _put_signpost(place, one):
+            ready.append(one)
 
+    def remove(one: Over) -> None:
+        if remove_between(place, stem_of(one.id), one.gen, lowest=1):
+            done.add(one.id)
+
+    crew.run(point, [one for one in over if one.gen > 0])
+    if ready:
+        place.live.sync()
     crew.run(remove, ready)
     return done
+
+
+def _put_signpost(place: Place, over: Over) -> bool:
+    """Signposts only ever lead forward, and only to a journal that is the very one that was meant."""
+    stem = stem_of(over.id)
+    status = place.live.stat(journal_name(stem, over.gen))
+    if status is None or status.st_ino != over.ino:
+        return False
+
+    def stands_before(first: bytes) -> bool:
+        try:
+            to = _signposted(first)
+        except BrokenLineError:
+            return True
+        return to is None or to <= over.gen
+
+    return remove_locked(place, stem, 0, instead=signpost(over.id, over.gen), only_if=stands_before)
 
 
 def remove_between(place: Place, stem: str, gen: int, *, lowest: int = 0) -> bool:
@@ -470,8 +514,18 @@ def remove_between(place: Place, stem: str, gen: int, *, lowest: int = 0) -> boo
     return all(remove_locked(place, stem, number) for number in dict.fromkeys(numbers) if lowest <= number < gen)
 
 
-def remove_locked(place: Place, stem: str, gen: int, instead: bytes | None = None) -> bool:
-    """Unlink a generation, or put something in its stead, while nobody replaces it."""
+def remove_locked(
+    place: Place,
+    stem: str,
+    gen: int,
+    *,
+    ino: int | None = None,
+    instead: bytes | None = None,
+    only_if: Callable[[bytes], bool] | None = None,
+) -> bool:
+    """Unlink a generation, or put something in its stead, while nobody replaces it; False if that cannot be done now.
+
+    With `ino`, only that very file; with `only_if`, only if it says so of the file's first bytes."""
     name = journal_name(stem, gen)
     try:
         fd = place.live.open(name)
@@ -480,8 +534,10 @@ def remove_locked(place: Place, stem: str, gen: int, instead: bytes | None = Non
     try:
         if not place.disk.lock(fd, wait=False):
             return False
-        status = place.live.stat(name)
-        if status is None or status.st_ino != place.disk.fstat(fd).st_ino:
+        status, ours = place.live.stat(name), place.disk.fstat(fd).st_ino
+        if status is None or status.st_ino != ours or ino not in (None, ours):
+            return False
+        if only_if is not None and not only_if(place.disk.pread(fd, START_SIZE, 0)):
             return False
         if instead is None:
             place.live.remove(name)

@@ -40,6 +40,9 @@ BELL = "bell"
 LOCK = "lock"
 FINISHED_INDEX = "finished.jsonl"
 BELL_LIMIT = 1 << 18
+BELL_NAMES = 500
+EVERYTHING = "*"
+"""Rung instead of names where there are too many of them."""
 NAME_LIMIT = 160
 LOCK_PATIENCE = 10.0
 STALE_TEMPORARY = 3600.0
@@ -167,9 +170,10 @@ class Place:
 
     def ring(self, names: Iterable[str]) -> None:
         """Tell everybody on this directory which files changed. Only a hint: nothing is lost when it is."""
-        data = "".join(f"{name}\n" for name in names).encode()
-        if not data:
+        changed = list(names)
+        if not changed:
             return
+        data = "".join(f"{name}\n" for name in (changed if len(changed) <= BELL_NAMES else [EVERYTHING])).encode()
         with contextlib.suppress(OSError):  # the write it tells of is durable already; others find it when they look
             if self.disk.fstat(self._bell).st_size > BELL_LIMIT:
                 self.disk.truncate(self._bell, 0)

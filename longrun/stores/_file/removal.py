@@ -6,6 +6,7 @@ leave no rows for a later execution of the same id; the journal goes after them,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -13,9 +14,11 @@ import attrs
 from longrun.errors import CorruptDataError, StoreUnavailableError
 from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import Folder
-from longrun.stores._file.journal import Spot, locate, read_spot, remove_locked, remove_older
+from longrun.stores._file.journal import Over, Spot, locate, read_spot, remove_locked, remove_older
 from longrun.stores._file.place import KIND, Place, done_inbox_name, done_name, journal_name
 from longrun.stores._file.writes import Writes
+
+TRIES = 100
 
 
 @attrs.frozen
@@ -67,17 +70,31 @@ def _remove_all(place: Place, crew: Crew, ended: list[_Ended]) -> None:
         changed |= {folder for folder, name in names if folder.remove(name)}
     _sync(changed)
     live = [one for one in ended if one.spot.folder is place.live]
-    alone = remove_older(place, crew, [(one.id, one.spot.gen) for one in live])
-    for one in live:
-        gen = one.spot.gen
-        if (gen > 0 and one.id not in alone) or not remove_locked(place, one.spot.stem, gen):
-            raise StoreUnavailableError(KIND, f"execution {one.id!r} is in use by another process")
+    _remove_journals(place, crew, live)
     if live:
         place.live.sync()
     for one in ended:
         place.live.remove(journal_name(one.spot.stem, 0))
         place.done.remove(done_name(one.spot.stem))
     _sync({one.spot.folder for one in ended})
+
+
+def _remove_journals(place: Place, crew: Crew, ended: list[_Ended]) -> None:
+    """Oldest generations first, so that a stale owner never finds itself to be the newest."""
+    left = ended
+    for _ in range(TRIES):
+        alone = remove_older(place, crew, [over for one in left if (over := _over(place, one)) is not None])
+        alone |= {one.id for one in left if one.spot.gen == 0}
+        left = [one for one in left if one.id not in alone or not remove_locked(place, one.spot.stem, one.spot.gen)]
+        if not left:
+            return
+        time.sleep(0.01)  # another process tidies there just now
+    raise StoreUnavailableError(KIND, f"execution {left[0].id!r} is in use by another process")
+
+
+def _over(place: Place, ended: _Ended) -> Over | None:
+    status = place.live.stat(ended.spot.name)
+    return None if status is None else Over(ended.id, ended.spot.gen, status.st_ino)
 
 
 def _sync(folders: Iterable[Folder]) -> None:

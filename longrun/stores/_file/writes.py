@@ -33,6 +33,7 @@ from longrun.stores._file.done import Finished, bring_back, move_away
 from longrun.stores._file.entries import Entry
 from longrun.stores._file.journal import (
     Journal,
+    Over,
     Spot,
     failed,
     locate,
@@ -82,7 +83,7 @@ class Writes:
         self.crew = Crew()
         self._journals: dict[str, Journal] = {}
         self._open: OrderedDict[str, Journal] = OrderedDict()
-        self._over: dict[str, int] = {}
+        self._over: dict[str, Over] = {}
         self._grown: dict[str, Journal] = {}
         self._janitor = ThreadPoolExecutor(1, thread_name_prefix="longrun-file-tidy")
         self._tidying: Future[None] | None = None
@@ -162,15 +163,15 @@ class Writes:
     def _attached(self, save: Save, spot: Spot, fd: int) -> Journal:
         summary = read_summary(self.place, spot, None)
         if summary is not None:
-            head, mail, tail = summary.head, summary.mail, summary.tail
+            head, mail, tail, born = summary.head, summary.mail, summary.tail, summary.born
         else:
             contents, tail = read_spot(self.place, save.id, spot)
             contents.settle()
-            head, mail = contents.found()[0], contents.mail
+            head, mail, born = contents.found()[0], contents.mail, contents.born
         if head.fence != save.head.fence:
             raise LeaseLostError(save.id, save.head.fence)
         size = tail.end if tail.clean else self._close_end(fd, spot, tail.end)
-        return Journal(self.place, save.id, spot.gen, fd, head=head, mail=mail, n=tail.n, size=size)
+        return Journal(self.place, save.id, spot.gen, fd, born=born, head=head, mail=mail, n=tail.n, size=size)
 
     def _close_end(self, fd: int, spot: Spot, end: int) -> int:
         """Cut off a write that a crash left half done; one that only lacks its newline gets it."""
@@ -311,7 +312,7 @@ class Writes:
         journal.saves += len(append.saves)
         self.catalog.saved(journal, head, append.mail)
         if journal.gen > 0 and journal.saves >= 2 and journal.saves - len(append.saves) < 2:
-            self._over[journal.id] = journal.gen
+            self._over[journal.id] = Over(journal.id, journal.gen, journal.ino)
         if append.rings:
             self._rung.append(f"live/{journal.name}")
         if took and not head.state.finished:
@@ -329,7 +330,7 @@ class Writes:
             return []
         self.release(journal.id)
         spot = locate(self.place, journal.id)
-        if isinstance(error, _StaleError) or (spot is not None and spot.gen == journal.gen):
+        if spot is not None and spot.gen == journal.gen and self._mail(journal.id, spot)[0] == journal.born:
             return append.saves  # another hand moved the file, or wrote to it: read it again
         if spot is not None and spot.folder is self.place.live:
             self.catalog.find(journal.id, spot.gen)
@@ -444,10 +445,12 @@ class Writes:
         over, self._over = self._over, {}
         self._tidy(over)
 
-    def _tidy(self, over: dict[str, int]) -> None:
+    def _tidy(self, over: dict[str, Over]) -> None:
         """Remove old generations and move finished journals away. What fails stays where it is, for another time."""
         with contextlib.suppress(OSError, LongrunError):
-            remove_older(self.place, self.crew, over.items())
+            if over:
+                with self.place.locked(shared=True):
+                    remove_older(self.place, self.crew, over.values())
             with self.catalog.lock:
                 ended = list(self.catalog.finished.values())
             for start in range(0, len(ended), MOVE_CHUNK):

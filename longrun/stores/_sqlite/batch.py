@@ -27,6 +27,7 @@ from longrun.stored import Create, Head, Message, Save, Send, Write
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
 from longrun.stores._sqlite.file import KIND
+from longrun.stores.assemble import fits
 from longrun.stores.base import Answer
 
 KEYS_REMEMBERED = 1024
@@ -112,6 +113,7 @@ class Batch:
         self._creates: list[tuple[Any, ...]] = []
         self._new_heads: list[tuple[Any, ...]] = []
         self._steps: list[tuple[Any, ...]] = []
+        self._set_steps: list[tuple[int, int, str, int]] = []
         self._heads: dict[int, tuple[Row, bytes, str | None, int]] = {}
         self._moved: dict[int, Row] = {}
         self._boundaries: list[tuple[Any, ...]] = []
@@ -147,9 +149,11 @@ class Batch:
         state, numbers, words = head.state.value, pack.head_numbers(head), pack.head_words(head)
         crc = pack.head_crc(save.id, state, head.fence, head.owner, numbers, words)
         boundaries = [pack.boundary_row(row.key, save.id, boundary) for boundary in save.boundaries]
+        steps = [] if save.steps is None else [_steps_row(row.key, save.id, save.steps)]
         puts = _checked(save.id, save.put, rows.entry_crc)
         blobs = _checked(save.id, save.blobs, rows.blob_crc)
         self._boundaries += boundaries
+        self._set_steps += steps
         self._heads[row.key] = row, numbers, words, crc
         if save.clear or save.put or save.drop or head.state in ENDED:
             self._change_entries(row, save, puts)
@@ -272,6 +276,8 @@ class Batch:
         self._many(sql.CREATE, self._creates)
         self._many(sql.CREATE_HEAD, self._new_heads)
         self._many(sql.ADD_STEPS, self._steps)
+        for key, total, names, crc in self._set_steps:
+            self._write_steps(key, total, names, crc)
         self._write_heads()
         self._write_boundaries()
         self._many(sql.STRIP, self._strips)
@@ -282,6 +288,14 @@ class Batch:
             self._write_parts(self._entries, sql.DROP_ENTRY, sql.ADD_ENTRY)
         if self.announce:
             self._connection.execute(sql.ANNOUNCE)
+
+    def _write_steps(self, key: int, total: int, names: str, crc: int) -> None:
+        """Steps that came later than their definition. A definition that is damaged stays so: its checksum too."""
+        stored_crc, *values = self._connection.execute(sql.DEFINITION_OF, (key,)).fetchone()
+        if fits(lambda: rows.definition_crc(values), stored_crc):
+            values[rows.DEFINITION_COLUMNS.index("total")] = total
+            self._connection.execute(sql.SET_TOTAL, (total, rows.definition_crc(values), key))
+        self._connection.execute(sql.SET_STEPS, (names, crc, key))
 
     def _write_heads(self) -> None:
         heads = [(row.revision, row.kept, *packed, key) for key, (row, *packed) in self._heads.items()]
@@ -315,6 +329,11 @@ def _wake(head: Head) -> float | None:
     """As `rows.wake_at`, never negative: 0 is the mark of what is due at once."""
     moment = rows.wake_at(head)
     return None if moment is None else max(0.0, moment)
+
+
+def _steps_row(key: int, id: str, steps: tuple[str, ...]) -> tuple[int, int, str, int]:
+    names = rows.steps_text(steps)
+    return key, len(steps), names, rows.steps_crc(id, names)
 
 
 def _checked(id: str, values: Mapping[str, bytes], crc: Callable[[str, str, bytes], int]) -> dict[str, Part]:

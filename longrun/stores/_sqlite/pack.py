@@ -66,7 +66,8 @@ def head_fits(id: str, state: str, fence: int, owner: str | None, row: Sequence[
     """`row` is revision, numbers, words and checksum. The revision stands in the numbers too, and must be the same."""
     revision, numbers, words, crc = row
     try:
-        return head_crc(id, state, fence, owner, numbers, words) == crc and _HEAD.unpack(numbers)[0] == revision
+        same: bool = _HEAD.unpack(numbers)[0] == revision
+        return same and head_crc(id, state, fence, owner, numbers, words) == crc
     except UNREADABLE:
         return False
 

@@ -134,6 +134,9 @@ VALUES ({", ".join("?" * (10 + len(DEFINITION_COLUMNS)))})
 """
 CREATE_HEAD = "INSERT INTO head (revision, kept, numbers, words, crc, execution) VALUES (?, ?, ?, ?, ?, ?)"
 ADD_STEPS = "INSERT INTO steps (execution, names, crc) VALUES (?, ?, ?)"
+DEFINITION_OF = f"SELECT definition_crc, {DEFINITION} FROM execution WHERE key = ?"
+SET_TOTAL = "UPDATE execution SET total = ?, definition_crc = ? WHERE key = ?"
+SET_STEPS = "UPDATE steps SET names = ?, crc = ? WHERE execution = ?"
 SAVE_HEAD = "UPDATE head SET revision = ?, kept = ?, numbers = ?, words = ?, crc = ? WHERE execution = ?"
 MOVE = """
 UPDATE execution

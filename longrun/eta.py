@@ -1,0 +1,263 @@
+"""How far an execution is, and when it will be done: one `Forecast`, for whoever shows it.
+
+Place in the life of an execution: whenever somebody looks. It rests on three things, in this order:
+
+- the live rate of the cursor in the step in flight: items a second over the last minute, else since the step began;
+- the seconds that each step took in earlier runs of the workflow (the median of up to ten completed ones, a sleep
+  counted to the step that asked for it), which are also the step's weight in the fraction;
+- where the workflow never ran before, the mean of this run's own finished steps.
+
+A wait for a signal ends nobody knows when: there is no estimate then, nor for what is paused or blocked.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import attrs
+from attrs import define, field, frozen
+
+from longrun.clock import SYSTEM_CLOCK, Clock
+from longrun.records import ExecutionState, Progress
+from longrun.stored import Boundary, Definition, Head, Query
+from longrun.stores.store import CheckpointStore
+
+State = ExecutionState
+RUNS = 10
+"""How many earlier runs are looked at."""
+ROWS = 5000
+"""How many of their rows in all: a run of 10,000 steps must not make looking slow."""
+OWN_ROWS = 200
+WINDOW = 60.0
+LEARN_AGAIN = 300.0
+REMEMBERED = 1000
+MOVES = frozenset({"step", "goto", "repeat", "sleep", "wait", "finish"})
+STANDING = frozenset({State.PAUSED, State.BLOCKED})
+
+
+@frozen(kw_only=True)
+class Forecast:
+    """How far, how fast, how long still. `remaining` is in seconds; None where nothing honest can be said."""
+
+    fraction: float
+    remaining: float | None = None
+    rate: float | None = None
+    """Items a second in the step in flight."""
+    step: Progress | None = None
+    """How far the step in flight is, if it says so."""
+    basis: str = "none"
+    """What `remaining` rests on: rate, history, own (this run's finished steps), none."""
+
+    def to_data(self) -> dict[str, Any]:
+        """The same as JSON values, for events and documents."""
+        return {
+            "fraction": round(self.fraction, 6),
+            "remaining_seconds": None if self.remaining is None else round(self.remaining, 3),
+            "items_per_second": None if self.rate is None else round(self.rate, 6),
+            "basis": self.basis,
+        }
+
+
+@frozen
+class Weights:
+    """Seconds by step: by index where the same step stood there, by name otherwise."""
+
+    by_index: Mapping[int, tuple[str | None, float]] = field(factory=dict)
+    by_name: Mapping[str, float] = field(factory=dict)
+
+    def of(self, index: int, name: str | None = None) -> float | None:
+        """The seconds of a step; `name` None where a listing does not say it."""
+        found = self.by_index.get(index)
+        if found is not None and (name is None or found[0] == name):
+            return found[1]
+        return None if name is None else self.by_name.get(name)
+
+    @property
+    def mean(self) -> float | None:
+        seconds = [one for _, one in self.by_index.values()]
+        return statistics.fmean(seconds) if seconds else None
+
+
+def weights_of(runs: Iterable[Mapping[tuple[int, str | None], float]]) -> Weights:
+    """From the seconds that the steps of several runs took: the median of each."""
+    samples: dict[tuple[int, str | None], list[float]] = {}
+    named: dict[str, list[float]] = {}
+    for run in runs:
+        for (index, name), seconds in run.items():
+            samples.setdefault((index, name), []).append(seconds)
+            if name is not None:
+                named.setdefault(name, []).append(seconds)
+    by_index: dict[int, tuple[str | None, float]] = {}
+    for (index, name), seconds_of in samples.items():
+        if index not in by_index or len(seconds_of) > len(samples[index, by_index[index][0]]):
+            by_index[index] = (name, statistics.median(seconds_of))
+    return Weights(by_index, {name: statistics.median(seconds_of) for name, seconds_of in named.items()})
+
+
+def spent(rows: Sequence[Boundary]) -> dict[tuple[int, str | None], float]:
+    """Seconds by step of one run: all its visits together, and the sleeps that it asked for."""
+    seconds: dict[tuple[int, str | None], float] = {}
+    sleeper: Boundary | None = None
+    for row in rows:
+        if sleeper is not None and row.started is not None:
+            key = (sleeper.step, sleeper.name)
+            seconds[key] = seconds.get(key, 0.0) + max(0.0, row.started - sleeper.ended)
+            sleeper = None
+        if row.kind not in MOVES or row.started is None:
+            continue
+        key = (row.step, row.name)
+        seconds[key] = seconds.get(key, 0.0) + max(0.0, row.ended - row.started)
+        if row.kind == "sleep":
+            sleeper = row
+    return seconds
+
+
+class Spread:
+    """The weights laid out over the steps of one execution."""
+
+    def __init__(self, total: int, names: Sequence[str], learned: Weights, own: Weights) -> None:
+        known = [self._known(n, names[n] if n < len(names) else None, learned, own) for n in range(total)]
+        default = _first(learned.mean, own.mean)
+        self.exact = [seconds is not None for seconds in known]
+        self.seconds = [seconds if seconds is not None else _first(default, 1.0) or 1.0 for seconds in known]
+        self.before = [0.0, *accumulate(self.seconds)]
+        """Seconds before each step; the last one is all of them."""
+        self.basis = "history" if learned.by_index else "own" if own.by_index else "none"
+
+    @staticmethod
+    def _known(index: int, name: str | None, learned: Weights, own: Weights) -> float | None:
+        return _first(learned.of(index, name), None if name is None else own.by_name.get(name), own.of(index, name))
+
+
+def forecast(
+    definition: Definition, head: Head, spread: Spread, now: float, *, rate: float | None = None, here: float = 0.0
+) -> Forecast:
+    """The forecast of an execution. `here` is what this run's earlier visits of the step in flight took."""
+    shown = Progress(done=head.done, total=head.of, message=head.note)
+    progress = shown if shown.done or shown.total or shown.message else None
+    total, step = definition.total, head.step
+    if head.state.finished or not total or step >= total:
+        over = head.state.finished
+        return Forecast(fraction=head.progress, remaining=0.0 if over else None, step=progress)
+    whole = spread.before[total]
+    fraction = (spread.before[step] + spread.seconds[step] * shown.fraction) / whole if whole > 0 else head.progress
+    if head.state in STANDING or head.signal is not None:
+        return Forecast(fraction=fraction, step=progress)
+    left, basis = _left_here(head, spread, shown, now, rate, here)
+    rest = spread.before[total] - spread.before[step + 1] if spread.basis != "none" or step + 1 == total else None
+    if left is None or rest is None:
+        return Forecast(fraction=fraction, rate=rate, step=progress)
+    wait = max(0.0, head.due - now) if head.due is not None else 0.0
+    return Forecast(fraction=fraction, remaining=wait + left + rest, rate=rate, step=progress, basis=basis)
+
+
+def _left_here(
+    head: Head, spread: Spread, shown: Progress, now: float, rate: float | None, here: float
+) -> tuple[float | None, str]:
+    """Seconds that the step in flight still takes, and what says so."""
+    if rate and shown.total is not None:
+        return max(0.0, shown.total - shown.done) / rate, "rate"
+    elapsed = max(0.0, now - head.started) if head.started is not None else 0.0
+    if shown.fraction > 0 and elapsed > 0 and not spread.exact[head.step]:
+        return elapsed * (1 - shown.fraction) / shown.fraction, "rate"
+    if spread.basis == "none":
+        return None, "none"
+    seconds = spread.seconds[head.step]
+    left = seconds * (1 - shown.fraction) if shown.fraction > 0 else seconds - elapsed - here
+    return max(0.0, left), spread.basis
+
+
+@define
+class _Meter:
+    """The pace of the cursor of one visit."""
+
+    visit: int
+    samples: deque[tuple[float, float]] = field(factory=deque)
+
+    def note(self, moment: float, done: float) -> None:
+        if not self.samples or (moment > self.samples[-1][0] and done != self.samples[-1][1]):
+            self.samples.append((moment, done))
+        while len(self.samples) > 2 and (self.samples[-1][0] - self.samples[0][0] > WINDOW or len(self.samples) > 600):
+            self.samples.popleft()
+
+    def rate(self, head: Head) -> float | None:
+        (first, was), (last, done) = self.samples[0], self.samples[-1]
+        if last - first >= 0.5 and done > was:
+            return (done - was) / (last - first)
+        if head.started is not None and done > 0 and last > head.started:
+            return done / (last - head.started)
+        return None
+
+
+class Forecaster:
+    """Makes forecasts for one store. It remembers what it learnt, and the pace of what it was asked about."""
+
+    def __init__(self, store: CheckpointStore, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._store, self._clock = store, clock
+        self._learned: OrderedDict[str, tuple[float, Weights]] = OrderedDict()
+        self._meters: OrderedDict[str, _Meter] = OrderedDict()
+        self._own: OrderedDict[str, tuple[int, dict[tuple[int, str | None], float]]] = OrderedDict()
+
+    async def of(self, definition: Definition, head: Head, live: Progress | None = None) -> Forecast:
+        """The forecast of an execution; `live` is progress that is not stored yet."""
+        now = self._clock.now()
+        if live is not None:
+            head = attrs.evolve(head, done=live.done, of=live.total, note=live.message)
+        learned = await self.weights(definition.workflow)
+        own = await self._own_seconds(definition.id, head)
+        spread = Spread(definition.total, definition.steps, learned, weights_of([own]))
+        here = sum(seconds for (index, _), seconds in own.items() if index == head.step)
+        rate = self._rate(definition.id, head, live is not None)
+        return forecast(definition, head, spread, now, rate=rate, here=here)
+
+    async def weights(self, workflow: str) -> Weights:
+        """What earlier runs of a workflow teach, looked up again every few minutes."""
+        known = self._learned.get(workflow)
+        now = self._clock.monotonic()
+        if known is not None and now - known[0] < LEARN_AGAIN:
+            return known[1]
+        runs, left = [], ROWS
+        query = Query(states=frozenset({State.COMPLETED}), workflows=frozenset({workflow}), limit=RUNS)
+        for stored in await self._store.find(query):
+            if left <= 0:
+                break
+            rows = await self._store.boundaries(stored.definition.id, limit=min(left, 1000))
+            left -= len(rows)
+            runs.append(spent(rows))
+        learned = weights_of(runs)
+        _remember(self._learned, workflow, (now, learned))
+        return learned
+
+    async def _own_seconds(self, id: str, head: Head) -> dict[tuple[int, str | None], float]:
+        known = self._own.get(id)
+        if known is None or known[0] != head.seq:
+            rows = await self._store.boundaries(id, after=max(0, head.seq - OWN_ROWS), limit=OWN_ROWS)
+            known = (head.seq, spent(rows))
+            _remember(self._own, id, known)
+        return known[1]
+
+    def _rate(self, id: str, head: Head, live: bool) -> float | None:
+        meter = self._meters.get(id)
+        if meter is None or meter.visit != head.visit:
+            meter = _Meter(head.visit)
+        _remember(self._meters, id, meter)
+        if head.state is not State.RUNNING:
+            return None
+        meter.note(self._clock.now() if live else head.updated, head.done)
+        return meter.rate(head)
+
+
+def _remember(where: OrderedDict[str, Any], key: str, value: Any) -> None:
+    """Keep a value, and forget what was not asked for longest: memory is bounded."""
+    where[key] = value
+    where.move_to_end(key)
+    while len(where) > REMEMBERED:
+        where.popitem(last=False)
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,126 @@
+"""An owner that was stopped past its lease and goes on finds every write refused and its steps cut off (I3, I12)."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.campaign import duel
+from tests.campaign.forks import Forks
+from tests.campaign.outside import Record, read
+from tests.servers import PostgresServer, RedisServer, Source
+
+PATIENCE = 20.0
+SHARE = 10
+"""One takeover for so many of the campaign's size: each takes longer than a lease."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o700)
+    monkeypatch.setenv("LONGRUN_RUN_DIR", str(directory))
+    return tmp_path
+
+
+def test_a_stopped_owner_is_refused_on_files(place: Path, campaign_size: int, campaign_seed: int) -> None:
+    fight(place, f"file:{place / 'store'}", {}, campaign_size, campaign_seed)
+
+
+def test_a_stopped_owner_is_refused_on_sqlite(place: Path, campaign_size: int, campaign_seed: int) -> None:
+    fight(place, f"sqlite:///{place / 'store.db'}", {}, campaign_size, campaign_seed)
+
+
+def test_a_stopped_owner_is_refused_on_postgres(
+    place: Path, postgres_server: PostgresServer | Source, postgres_schema: str, campaign_size: int, campaign_seed: int
+) -> None:
+    assert postgres_server.url is not None
+    fight(place, postgres_server.url, {"schema": postgres_schema}, campaign_size, campaign_seed)
+
+
+@pytest.fixture
+def redis_place(redis_server: RedisServer | Source) -> Iterator[tuple[str, dict[str, Any]]]:
+    assert redis_server.url is not None
+    prefix = f"test:{uuid.uuid4().hex}"
+    yield redis_server.url, {"prefix": prefix}
+    with redis.Redis.from_url(redis_server.url) as client:
+        for key in client.scan_iter(match=f"{{{prefix}}}*", count=1000):
+            client.delete(key)
+
+
+def test_a_stopped_owner_is_refused_on_redis(
+    place: Path, redis_place: tuple[str, dict[str, Any]], campaign_size: int, campaign_seed: int
+) -> None:
+    fight(place, *redis_place, campaign_size, campaign_seed)
+
+
+def fight(place: Path, url: str, options: dict[str, Any], size: int, seed: int) -> None:
+    dice = random.Random(seed)
+    with Forks("tests.campaign.duel") as ours, Forks("tests.campaign.duel") as theirs:
+        for number in range(max(1, size // SHARE)):
+            settings = {"url": url, "options": options, "ledger": str(place / f"ledger-{number}"), "round": number}
+            duel_once(ours, theirs, settings, dice)
+
+
+def duel_once(ours: Forks, theirs: Forks, settings: dict[str, Any], dice: random.Random) -> None:
+    ledger = Path(settings["ledger"])
+    ids = {f"{settings['round']}-{name}" for name in duel.WORKFLOWS}
+    loops = dice.sample(["asyncio", "trio"], 2)
+    ours.spawn(**settings, process=1, first=True, loop=loops[0])
+    until(ledger, lambda seen: {r["id"] for r in seen if r["kind"] == "started"} == ids, "both have started")
+    theirs.spawn(**settings, process=2, first=False, loop=loops[1])
+    until(ledger, lambda seen: any(r["kind"] == "effect" for r in seen), "the first works")
+    assert ours.end(dice.uniform(0.0, 0.15), kill=False) is None, "the first ended before it was stopped"
+    ours.signal(signal.SIGSTOP)
+    until(ledger, lambda seen: taken(seen) == ids, "the second has taken both over")
+    ours.signal(signal.SIGCONT)
+    until(ledger, lambda seen: {r["id"] for r in seen if r["kind"] == "cut"} == ids, "both steps of the first are cut")
+    for forks in (ours, theirs):
+        end = forks.end(PATIENCE)
+        assert end is not None
+        assert end.code == 0, f"ended with {end.code}"
+    faults = judge(read(ledger), ids)
+    assert not faults, "\n".join(faults)
+
+
+def taken(seen: list[Record]) -> set[str]:
+    return {record["id"] for record in seen if record["kind"] == "claim" and record["process"] == 2}
+
+
+def judge(seen: list[Record], ids: set[str]) -> list[str]:
+    faults: list[str] = []
+    claims: dict[str, Record] = {}
+    after: dict[str, int] = dict.fromkeys(ids, 0)
+    results: dict[tuple[int, str], Any] = {}
+    for record in seen:
+        id = record.get("id", "")
+        if record["kind"] == "claim" and record["process"] == 2:
+            claims.setdefault(id, record)
+        elif record["process"] == 1 and id in claims:
+            if record["kind"] == "ack" and record["revision"] > claims[id]["revision"]:
+                faults.append(f"{id}: revision {record['revision']} of the first was acknowledged after it was taken over")
+            after[id] += record["kind"] == "effect"
+        if record["kind"] == "result":
+            results[record["process"], id] = record["result"]
+    faults += [f"{id}: {n} effects of the first after it was taken over" for id, n in after.items() if n > 1]
+    for process in (1, 2):
+        for id in ids:
+            if results.get((process, id)) != duel.expected_result(id):
+                faults.append(f"{id}: process {process} got {results.get((process, id))!r}")
+    return faults
+
+
+def until(ledger: Path, true: Callable[[list[Record]], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not (ledger.exists() and true(read(ledger))):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited in vain: {what}\n" + "\n".join(map(str, read(ledger)[-20:])))
+        time.sleep(0.005)

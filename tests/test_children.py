@@ -1,0 +1,235 @@
+"""`ctx.start_child`: another execution, started once for a visit and a key."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from longrun import (
+    ConfigError,
+    ExecutionExistsError,
+    ExecutionFailedError,
+    Executor,
+    ExecutorConfig,
+    MemoryCheckpointStore,
+    Repeat,
+    StepContext,
+    StepRegistry,
+    SyncStepContext,
+)
+from tests.crashing import AT_ONCE, PATIENCE, crash_at, finish, run
+
+
+@pytest.fixture
+async def store():
+    async with MemoryCheckpointStore() as store:
+        yield store
+
+
+async def double(state):
+    return state * 2
+
+
+async def fail(state):
+    raise ValueError("no")
+
+
+def registry_of(step, **options) -> StepRegistry:
+    registry = StepRegistry()
+    registry.register("step", step, **options)
+    registry.register("double", double)
+    registry.register("fail", fail, retry=AT_ONCE)
+    registry.workflow("work", ["step"])
+    registry.workflow("child", ["double"])
+    registry.workflow("bad", ["fail"])
+    return registry
+
+
+async def test_a_child_has_the_id_of_its_parent_visit_and_key(store):
+    async def step(ctx: StepContext, state):
+        child = await ctx.start_child("child", 21, key="a")
+        return child.id, await child.result()
+
+    assert await run(registry_of(step), store) == ("x~1~a", 42)
+    loaded = await store.load("x~1~a")
+    assert loaded.definition.parent_id == "x"
+
+
+async def test_a_second_call_returns_the_same_child():
+    async def step(ctx: StepContext, state):
+        first = await ctx.start_child("child", 1, key="a")
+        assert await first.result() == 2
+        second = await ctx.start_child("child", 50, key="a")
+        assert second.id == first.id
+        return await second.result()
+
+    assert await run(registry_of(step)) == 2
+
+
+async def test_another_visit_starts_another_child():
+    async def step(ctx: StepContext, state):
+        child = await ctx.start_child("child", ctx.iteration, key="a")
+        state = [*(state or []), (child.id, await child.result())]
+        return Repeat(state) if ctx.iteration < 1 else state
+
+    assert await run(registry_of(step)) == [("x~1~a", 0), ("x~2~a", 2)]
+
+
+async def test_a_crash_between_start_and_result_finds_the_same_child(store):
+    """The child is taken up as well; it runs once."""
+    reached = anyio.Event()
+    ran = []
+
+    async def counted(state):
+        ran.append(state)
+        return state * 2
+
+    async def step(ctx: StepContext, state):
+        child = await ctx.start_child("counted", 21, key="a")
+        if not reached.is_set():
+            await child.result()
+            reached.set()
+            await anyio.sleep_forever()
+        return await child.result()
+
+    registry = registry_of(step)
+    registry.register("counted", counted)
+    registry.workflow("counted", ["counted"])
+    await crash_at(reached, registry, store)
+    assert await finish(registry, store) == 42
+    assert ran == [21]
+
+
+async def test_a_crash_while_the_child_runs_takes_up_both(store):
+    reached = anyio.Event()
+    starts = []
+
+    async def counted(ctx: StepContext, state):
+        starts.append(ctx.execution_id)
+        if not reached.is_set():
+            reached.set()
+            await anyio.sleep_forever()
+        return state * 2
+
+    async def step(ctx: StepContext, state):
+        starts.append(ctx.execution_id)
+        return await (await ctx.start_child("counted", 21, key="a")).result()
+
+    registry = registry_of(step)
+    registry.register("counted", counted)
+    registry.workflow("counted", ["counted"])
+    await crash_at(reached, registry, store)
+    assert await finish(registry, store) == 42
+    assert sorted(starts) == ["x", "x", "x~1~a", "x~1~a"]
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_waiting_for_a_child_gives_the_slot_back(kind):
+    """With one slot, parent and child finish all the same."""
+
+    async def step(ctx: StepContext, state):
+        return await (await ctx.start_child("child", 21, key="a")).result()
+
+    def thread_step(ctx: SyncStepContext, state):
+        return ctx.start_child("child", 21, key="a").result()
+
+    step_of = {"async": step, "thread": thread_step}
+    assert await run(registry_of(step_of[kind]), config=ExecutorConfig(max_concurrency=1)) == 42
+
+
+async def test_no_more_children_than_slots_run_at_once():
+    """However many of them are being waited for."""
+    running = most = 0
+
+    async def counted(state):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        running -= 1
+        return state
+
+    async def wait(ctx: StepContext, n):
+        return await (await ctx.start_child("counted", n, key=str(n))).result()
+
+    async def step(ctx: StepContext, state):
+        return await ctx.map(wait, range(6), limit=6)
+
+    registry = registry_of(step)
+    registry.register("counted", counted)
+    registry.workflow("counted", ["counted"])
+    assert await run(registry, config=ExecutorConfig(max_concurrency=2)) == list(range(6))
+    assert most <= 2
+
+
+async def test_a_parent_that_waits_for_its_child_can_be_cancelled_at_once():
+    """Although the child keeps the only slot."""
+    began, release = anyio.Event(), anyio.Event()
+
+    async def endless(state):
+        began.set()
+        await release.wait()
+
+    async def step(ctx: StepContext, state):
+        await (await ctx.start_child("endless", key="a")).result()
+
+    registry = registry_of(step)
+    registry.register("endless", endless)
+    registry.workflow("endless", ["endless"])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store="memory:", config=ExecutorConfig(max_concurrency=1)) as executor:
+            handle = await executor.start("work", id="x")
+            await began.wait()
+            await handle.cancel()
+            assert (await handle.info()).state == "cancelled"
+            assert (await executor.get("x~1~a")).state == "running"
+            release.set()
+            await executor.wait_idle()
+
+
+async def test_the_failure_of_a_child_is_an_error_that_can_be_caught():
+    async def step(ctx: StepContext, state):
+        child = await ctx.start_child("bad", key="a")
+        with pytest.raises(ExecutionFailedError, match="ValueError: no"):
+            await child.result()
+        return "caught"
+
+    assert await run(registry_of(step)) == "caught"
+
+
+async def test_a_thread_gets_a_handle_that_blocks():
+    def step(ctx: SyncStepContext, state):
+        child = ctx.start_child("child", 21, key="a")
+        assert child.wait().state == "completed"
+        assert child.info().parent_id == "x"
+        return child.result()
+
+    assert await run(registry_of(step)) == 42
+
+
+@pytest.mark.parametrize("key", ["", None, 3])
+async def test_a_child_needs_a_key(key):
+    async def step(ctx: StepContext, state):
+        with pytest.raises(ConfigError):
+            await ctx.start_child("child", key=key)
+
+    await run(registry_of(step))
+
+
+async def test_a_key_of_any_letters_gives_an_id_that_can_be_stored():
+    async def step(ctx: StepContext, state):
+        long = await ctx.start_child("child", 1, key="ü/../" * 100)
+        other = await ctx.start_child("child", 2, key="ü/../" * 101)
+        return len({long.id, other.id}), await long.result(), await other.result()
+
+    assert await run(registry_of(step)) == (2, 2, 4)
+
+
+async def test_a_key_names_one_workflow():
+    async def step(ctx: StepContext, state):
+        await ctx.start_child("child", 1, key="a")
+        with pytest.raises(ExecutionExistsError):
+            await ctx.start_child("bad", 1, key="a")
+
+    await run(registry_of(step))

@@ -1,0 +1,155 @@
+"""Poison: an execution that keeps killing its process is parked, and the innocent that died with it are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from longrun import ExecutionBlockedError, Executor, ExecutorConfig, MemoryCheckpointStore, StepContext, StepRegistry
+from tests.crashing import CrashableExecutor, crash
+
+
+class Deadly:
+    """A program whose step `poison` brings the process down, as far as this test goes."""
+
+    def __init__(self, innocent_steps: int = 1) -> None:
+        self.killed = anyio.Event()
+        self.calls: list[str] = []
+        self.running = 0
+        self.most = 0
+        self.cured = False
+        self.slow = True
+        self.registry = StepRegistry()
+        self.registry.register("poison", self.poison)
+        self.registry.register("innocent", self.innocent)
+        self.registry.workflow("poison", ["poison"])
+        self.registry.workflow("innocent", ["innocent"] * innocent_steps)
+
+    async def poison(self, ctx: StepContext, state: Any) -> str:
+        self.calls.append("poison")
+        if self.cured:
+            return "harmless"
+        self.killed.set()
+        await anyio.sleep_forever()
+        return "never"
+
+    async def innocent(self, ctx: StepContext, state: Any) -> str:
+        self.calls.append(ctx.execution_id)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await (anyio.sleep_forever() if self.slow else anyio.lowlevel.checkpoint())
+        finally:
+            self.running -= 1
+        return "fine"
+
+
+async def die_of_it(program: Deadly, store: MemoryCheckpointStore, config: ExecutorConfig, *ids: str) -> None:
+    """One life of the program: up to the moment at which the poison works."""
+    program.killed = anyio.Event()
+    program.calls.clear()
+    async with CrashableExecutor(program.registry, store=store, config=config) as executor:
+        for id in ids:
+            await executor.start("poison" if id == "poison" else "innocent", id=id)
+        with anyio.fail_after(20):
+            await program.killed.wait()
+        await crash(executor)
+
+
+async def test_after_max_crashes_it_is_blocked_and_resume_frees_it():
+    """I11"""
+    store, program = MemoryCheckpointStore(), Deadly()
+    config = ExecutorConfig(max_crashes=3)
+    await die_of_it(program, store, config, "poison")
+    for _ in range(2):
+        await die_of_it(program, store, config)
+    program.calls.clear()
+    async with Executor(program.registry, store=store, config=config) as executor:
+        run = await executor.handle("poison")
+        with pytest.raises(ExecutionBlockedError, match="died 3 times without progress"):
+            await run.result()
+        assert program.calls == []
+        assert (await executor.auto_resume_all()).blocked
+        program.cured = True
+        await run.resume()
+        assert await run.result() == "harmless"
+
+
+async def test_progress_clears_the_count():
+    store, program = MemoryCheckpointStore(), Deadly()
+    config = ExecutorConfig(max_crashes=2)
+    registry = program.registry
+
+    @registry.step
+    async def well(state: Any) -> Any:
+        return state
+
+    registry.workflow("mixed", [well, "poison", well, "poison"])
+    async with CrashableExecutor(registry, store=store, config=config) as executor:
+        await executor.start("mixed", id="a")
+        await program.killed.wait()
+        await crash(executor)
+    assert (await store.load("a")).head.crashes == 0
+    program.cured = True
+    async with CrashableExecutor(registry, store=store, config=config) as executor:
+        await (await executor.handle("a")).result()
+        assert (await store.load("a")).head.crashes == 0
+
+
+@pytest.mark.parametrize("place", [0, 10, 20])
+async def test_suspects_run_one_at_a_time_and_those_that_wait_are_not_accused(place):
+    """I11: twenty innocent executions die with the poison again and again; only the poison is blocked."""
+    store = MemoryCheckpointStore()
+    config = ExecutorConfig(max_crashes=4)
+    program = Deadly()
+    innocents = [f"i{n}" for n in range(20)]
+    await die_of_it(program, store, config, *innocents[:place], "poison", *innocents[place:])
+    await die_of_it(program, store, config)
+    deaths, program.slow = 2, False
+    while True:
+        program.killed, program.most = anyio.Event(), 0
+        program.calls.clear()
+        async with CrashableExecutor(program.registry, store=store, config=config) as executor:
+            state = (await executor.get("poison")).state
+            if state == "blocked":
+                results = [await (await executor.handle(id)).result() for id in innocents]
+                break
+            with anyio.fail_after(20):
+                await program.killed.wait()
+            assert program.most <= 1
+            await crash(executor)
+            deaths += 1
+    assert results == ["fine"] * 20
+    assert deaths == 4
+
+
+async def test_a_suspect_that_waits_for_its_turn_can_be_cancelled():
+    store = MemoryCheckpointStore()
+    config = ExecutorConfig(max_crashes=10)
+    program = Deadly()
+    await die_of_it(program, store, config, "i0", "i1", "poison")
+    await die_of_it(program, store, config)
+    program.killed = anyio.Event()
+    async with CrashableExecutor(program.registry, store=store, config=config) as executor:
+        await program.killed.wait()
+        waiting = [id for id, runner in executor.runners.items() if runner._accused]
+        for id in waiting:
+            await executor.cancel(id)
+            assert (await executor.get(id)).state == "cancelled"
+        await crash(executor)
+
+
+async def test_a_clean_shutdown_is_no_crash():
+    store, program = MemoryCheckpointStore(), Deadly()
+    config = ExecutorConfig(max_crashes=2, drain_timeout=0)
+    for n in range(4):
+        program.killed = anyio.Event()
+        async with Executor(program.registry, store=store, config=config) as executor:
+            if n == 0:
+                await executor.start("poison", id="a")
+            await program.killed.wait()
+        head = (await store.load("a")).head
+        assert (head.state, head.owner, head.crashes) == ("running", None, 0)

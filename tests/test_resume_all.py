@@ -1,0 +1,273 @@
+"""Auto-resume: what a crash left is taken up, once, by whoever knows it; the report says what became of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+
+from longrun import (
+    ExecutionBlockedError,
+    Executor,
+    ExecutorConfig,
+    MemoryCheckpointStore,
+    Sleep,
+    StepContext,
+    StepRegistry,
+)
+from longrun.testing import ManualClock
+from tests.crashing import CrashableExecutor, crash
+
+NO_RESUME = ExecutorConfig(auto_resume=False)
+
+
+@pytest.fixture
+def store() -> MemoryCheckpointStore:
+    return MemoryCheckpointStore()
+
+
+class Program:
+    """Two steps; the second one waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.begun, self.go = anyio.Event(), anyio.Event()
+        self.registry = StepRegistry()
+        self.registry.register("first", self.first)
+        self.registry.register("second", self.second)
+        self.registry.workflow("work", ["first", "second"])
+
+    async def first(self, ctx: StepContext, state: int) -> int:
+        self.calls.append(f"first {ctx.execution_id}")
+        return state + 1
+
+    async def second(self, ctx: StepContext, state: int) -> int:
+        self.calls.append(f"second {ctx.execution_id}")
+        self.begun.set()
+        await self.go.wait()
+        return state + 1
+
+
+async def left(store: MemoryCheckpointStore, *ids: str, program: Program | None = None) -> Program:
+    """A program that crashed in the second step of these executions."""
+    program = program or Program()
+    async with CrashableExecutor(program.registry, store=store) as executor:
+        for id in ids:
+            program.begun = anyio.Event()
+            await executor.start("work", 1, id=id)
+            await program.begun.wait()
+        await crash(executor)
+    program.go.set()
+    return program
+
+
+async def test_entering_takes_up_what_a_crash_left_and_a_finished_step_never_runs_again(store):
+    """I2, I4"""
+    program = await left(store, "a", "b")
+    async with Executor(program.registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == 3
+        assert await (await executor.handle("b")).result() == 3
+    assert sorted(program.calls) == ["first a", "first b", "second a", "second a", "second b", "second b"]
+
+
+async def test_the_report_lists_what_was_resumed(store):
+    program = await left(store, "a", "b", "c")
+    async with Executor(program.registry, store=store, config=NO_RESUME) as executor:
+        report = await executor.auto_resume_all()
+        assert sorted(report.resumed) == ["a", "b", "c"]
+        assert (report.skipped, report.blocked, len(report)) == ({}, {}, 3)
+        again = await executor.auto_resume_all()
+        assert again.resumed == ()
+        for id in "abc":
+            assert await (await executor.handle(id)).result() == 3
+
+
+async def test_what_another_living_executor_runs_is_left_alone(store):
+    """I3"""
+    program = Program()
+    async with Executor(program.registry, store=store) as one:
+        run = await one.start("work", 1, id="a")
+        await program.begun.wait()
+        async with Executor(program.registry, store=store) as two:
+            report = await two.auto_resume_all()
+            assert report.resumed == ()
+            assert report.skipped == {"a": f"owned by {one.owner}, which is alive"}
+        program.go.set()
+        assert await run.result() == 3
+    assert program.calls == ["first a", "second a"]
+
+
+async def test_workflows_of_other_programs_are_left_as_they_are(store):
+    await left(store, "a")
+    async with Executor(StepRegistry(), store=store) as stranger:
+        report = await stranger.auto_resume_all()
+        assert report.skipped == {"a": "not registered here"}
+        assert (await stranger.get("a")).state == "running"
+
+
+async def test_a_list_of_steps_is_resumed_by_whoever_has_those_steps(store):
+    program = Program()
+    async with CrashableExecutor(program.registry, store=store) as executor:
+        await executor.start(["first", "second"], 1, id="a")
+        await program.begun.wait()
+        await crash(executor)
+    program.go.set()
+    stranger = StepRegistry()
+    stranger.register("first", program.first)
+    async with Executor(stranger, store=store) as executor:
+        assert (await executor.auto_resume_all()).skipped == {"a": "not registered here"}
+    async with Executor(program.registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == 3
+
+
+async def test_many_executors_share_what_was_left_and_none_is_run_twice(store):
+    """I3, I4"""
+    program = Program()
+    program.go.set()
+    ids = [f"e{n}" for n in range(30)]
+    hang = Program()
+    async with CrashableExecutor(hang.registry, store=store) as executor:
+        for id in ids:
+            await executor.start("work", 1, id=id)
+        await hang.begun.wait()
+        await crash(executor)
+    async with (
+        Executor(program.registry, store=store, config=NO_RESUME) as one,
+        Executor(program.registry, store=store, config=NO_RESUME) as two,
+    ):
+        reports = []
+
+        async def resume(executor: Executor) -> None:
+            reports.append(await executor.auto_resume_all())
+
+        async with anyio.create_task_group() as tasks:
+            for executor in (one, two, one, two):
+                tasks.start_soon(resume, executor)
+        resumed = [id for report in reports for id in report.resumed]
+        assert sorted(resumed) == sorted(ids)
+        for id in ids:
+            assert await (await one.handle(id)).result() == 3
+    second = [call for call in program.calls if call.startswith("second")]
+    assert len(second) == len(set(second)) == 30
+
+
+async def test_the_sweep_takes_up_what_a_dying_process_leaves(store):
+    """I4: within a heartbeat, while this one lives."""
+    clock = ManualClock()
+    program = Program()
+    async with Executor(program.registry, store=store, clock=clock) as survivor:
+        await left(store, "a", program=program)
+        clock.advance(5)
+        assert await (await survivor.handle("a")).result() == 3
+
+
+async def test_without_auto_resume_nothing_is_taken_up_but_what_was_parked_goes_on(store):
+    clock = ManualClock(autojump=True)
+    program = await left(store, "a")
+
+    async def nap(state: int) -> Sleep:
+        return Sleep(10, state)
+
+    program.registry.workflow("nap", [nap, "first"])
+    config = ExecutorConfig(auto_resume=False, heartbeat_interval=600, lease_ttl=1800)
+    async with Executor(program.registry, store=store, config=config, clock=clock) as executor:
+        assert await (await executor.start("nap", 1)).result() == 2
+        assert (await executor.get("a")).state == "running"
+
+
+async def test_an_unknown_step_blocks_visibly_and_the_next_pass_looks_again(store):
+    program = await left(store, "a", "b")
+    renamed = StepRegistry()
+    renamed.register("first", program.first)
+    renamed.workflow("work", ["first"])
+    async with Executor(renamed, store=store) as executor:
+        info = await executor.get("a")
+        assert info.state == "blocked"
+        assert "no step named 'second'" in str(info.reason)
+        with pytest.raises(ExecutionBlockedError, match="no step named 'second'"):
+            await (await executor.handle("a")).result()
+        report = await executor.auto_resume_all()
+        assert set(report.blocked) == {"a", "b"}
+        rows = await executor.steps("a")
+        assert [row.kind for row in rows] == ["start", "step", "block"]
+    async with Executor(program.registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == 3
+
+
+async def test_a_state_that_no_longer_fits_its_step_blocks_that_execution_alone(store):
+    program = await left(store, "bad", "good")
+    changed = StepRegistry()
+
+    @attrs.frozen
+    class Now:
+        value: int
+
+    async def second(state: Any) -> Any:
+        return "typed"
+
+    async def first(state: Any) -> Any:
+        return state
+
+    second.__annotations__ = {"state": Now}
+    changed.workflow("work", [first, second])
+    async with Executor(changed, store=store, config=NO_RESUME) as executor:
+        report = await executor.auto_resume_all()
+        assert set(report.blocked) == {"bad", "good"}
+        assert "does not fit" in report.blocked["bad"]
+        await executor.resume("bad", state=Now(5))
+        assert await (await executor.handle("bad")).result() == "typed"
+    async with Executor(program.registry, store=store) as executor:
+        assert await (await executor.handle("good")).result() == 3
+
+
+async def test_the_stored_step_list_rules_what_is_in_flight(store):
+    program = await left(store, "a")
+
+    async def extra(state: int) -> int:
+        raise AssertionError
+
+    changed = StepRegistry()
+    for name in ("first", "second"):
+        changed.register(name, getattr(program, name))
+    changed.workflow("work", ["first", extra, "second", extra], version="2")
+    async with Executor(changed, store=store) as executor:
+        run = await executor.handle("a")
+        assert await run.result() == 3
+        info = await run.info()
+        assert (info.step_names, info.version) == (("first", "second"), "1")
+
+
+async def test_what_a_released_owner_had_is_found_by_the_pass_at_start(store):
+    """An owner that is not registered any more counts as dead."""
+    program = await left(store, "a")
+    owner = (await store.load("a")).head.owner
+    assert owner is not None
+    async with store:
+        await store.unregister(owner)
+    async with Executor(program.registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == 3
+
+
+async def test_one_that_cannot_be_read_does_not_stop_the_others(store):
+    program = await left(store, "a", "b", "c")
+    backend: Any = store.backend
+    claim = backend.claim
+
+    def damaged(request: Any) -> Any:
+        from longrun import CorruptDataError
+
+        taken = claim(request)
+        if any(loaded.definition.id == "b" for loaded in taken):
+            raise CorruptDataError("checkpoint 2 of 'b'", "its checksum is wrong")
+        return taken
+
+    backend.claim = damaged
+    async with Executor(program.registry, store=store, config=NO_RESUME) as executor:
+        report = await executor.auto_resume_all()
+        assert sorted(report.resumed) == ["a", "c"]
+        assert set(report.blocked) == {"b"}
+        for id in "ac":
+            assert await (await executor.handle(id)).result() == 3
+        backend.claim = claim

@@ -1,0 +1,265 @@
+"""Signals: a durable queue per name, kept until a `WaitFor` takes one, in the same commit as the move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from longrun import (
+    ConfigError,
+    ExecutionNotFoundError,
+    Executor,
+    InvalidStateError,
+    MemoryCheckpointStore,
+    NotStorableError,
+    Repeat,
+    SignalQueueFullError,
+    StepContext,
+    StepRegistry,
+    WaitFor,
+)
+from longrun.testing import ManualClock
+from tests.crashing import CrashableExecutor, crash
+
+
+@pytest.fixture
+def store() -> MemoryCheckpointStore:
+    return MemoryCheckpointStore()
+
+
+@pytest.fixture
+def registry() -> StepRegistry:
+    """Waits for three letters, then shows them."""
+    registry = StepRegistry()
+
+    async def ask(ctx: StepContext, state: list) -> Any:
+        if ctx.step_index:
+            state = [*state, ctx.signal]
+        return WaitFor("letter", state) if len(state) < 3 else state
+
+    registry.workflow("letters", [ask] * 4)
+    return registry
+
+
+async def test_signals_are_taken_first_in_first_out(registry, store):
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("letters", [])
+        await run.wait("waiting")
+        for letter in "abc":
+            await run.signal("letter", letter)
+        assert await run.result() == ["a", "b", "c"]
+
+
+async def test_a_signal_that_comes_before_its_wait_is_not_lost(store):
+    registry = StepRegistry()
+    begun, go = anyio.Event(), anyio.Event()
+
+    async def first(state: Any) -> WaitFor:
+        begun.set()
+        await go.wait()
+        return WaitFor("early", state)
+
+    async def then(ctx: StepContext, state: Any) -> Any:
+        return ctx.signal
+
+    registry.workflow("early", [first, then])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("early")
+        await begun.wait()
+        await run.signal("early", "bird")
+        go.set()
+        assert await run.result() == "bird"
+
+
+async def test_an_acknowledged_signal_survives_a_crash(registry, store):
+    """I1"""
+    async with CrashableExecutor(registry, store=store) as executor:
+        run = await executor.start("letters", [], id="a")
+        await run.wait("waiting")
+        executor._sweeping.cancel()
+        for letter in "abc":
+            await run.signal("letter", letter)
+        await crash(executor)
+    async with Executor(registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == ["a", "b", "c"]
+
+
+async def test_a_crash_after_the_claim_and_before_the_move_loses_no_signal(registry, store):
+    """I4: what a dying process had claimed and not moved yet is not due by itself; the next one looks for it."""
+    async with CrashableExecutor(registry, store=store) as executor:
+        run = await executor.start("letters", [], id="a")
+        await run.wait("waiting")
+        await executor.wait_idle()
+        executor.run = lambda loaded, **how: None  # type: ignore[assignment, method-assign, return-value]
+        await run.signal("letter", "a")
+        while (await run.info()).owner is None:
+            await executor.sweeper.once()
+        await crash(executor)
+    async with Executor(registry, store=store) as executor:
+        run = await executor.handle("a")
+        for letter in "bc":
+            await run.signal("letter", letter)
+        assert await run.result() == ["a", "b", "c"]
+
+
+async def test_signals_of_other_names_wait_without_keeping_anybody_busy(store):
+    registry = StepRegistry()
+
+    async def one(state: Any) -> WaitFor:
+        return WaitFor("first", state)
+
+    async def two(ctx: StepContext, state: Any) -> WaitFor:
+        return WaitFor("second", [ctx.signal])
+
+    async def three(ctx: StepContext, state: list) -> list:
+        return [*state, ctx.signal]
+
+    registry.workflow("names", [one, two, three])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("names", id="a")
+        await run.wait("waiting")
+        await run.signal("second", 2)
+        while "a" not in executor.resting:
+            await executor.sweeper.once()
+            await executor.wait_idle()
+        fence = (await store.load("a")).head.fence
+        for _ in range(5):
+            await executor.sweeper.once()
+        assert (await store.load("a")).head.fence == fence
+        assert (await run.info()).state == "waiting"
+        await run.signal("first", 1)
+        assert await run.result() == [1, 2]
+
+
+async def test_the_deadline_of_a_wait_passes_although_other_signals_wait():
+    clock = ManualClock()
+    registry = StepRegistry()
+
+    async def ask(state: Any) -> WaitFor:
+        return WaitFor("wanted", state, timeout=100)
+
+    async def use(ctx: StepContext, state: Any) -> Any:
+        return ctx.timed_out
+
+    registry.workflow("ask", [ask, use])
+    async with Executor(registry, store=MemoryCheckpointStore(clock=clock), clock=clock) as executor:
+        run = await executor.start("ask", id="a")
+        await run.wait("waiting")
+        await run.signal("other")
+        while "a" not in executor.resting:
+            await executor.sweeper.once()
+            await executor.wait_idle()
+        clock.advance(100)
+        assert await run.result() is True
+
+
+async def test_what_rests_here_for_later_signals_is_given_back_on_leaving(store):
+    registry = StepRegistry()
+
+    async def ask(state: Any) -> WaitFor:
+        return WaitFor("wanted", state)
+
+    async def use(ctx: StepContext, state: Any) -> Any:
+        return ctx.signal
+
+    registry.workflow("ask", [ask, use])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("ask", id="a")
+        await run.wait("waiting")
+        await run.signal("other")
+        while "a" not in executor.resting:
+            await executor.sweeper.once()
+            await executor.wait_idle()
+    assert (await store.load("a")).head.owner is None
+    async with Executor(registry, store=store) as executor:
+        await executor.signal("a", "wanted", 5)
+        assert await (await executor.handle("a")).result() == 5
+
+
+async def test_a_key_is_counted_once_and_without_one_every_call_counts(registry, store):
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("letters", [])
+        await run.wait("waiting")
+        for _ in range(3):
+            await run.signal("letter", "a", key="one")
+        for _ in range(2):
+            await run.signal("letter", "b")
+        assert await run.result() == ["a", "b", "b"]
+
+
+async def test_the_queue_is_bounded(store):
+    registry = StepRegistry()
+
+    async def ask(state: Any) -> WaitFor:
+        return WaitFor("never", state)
+
+    registry.workflow("ask", [ask])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("ask")
+        await run.wait("waiting")
+        with pytest.raises(SignalQueueFullError, match="1000"):
+            for _ in range(1001):
+                await run.signal("other")
+        await run.cancel()
+
+
+async def test_an_agents_loop_takes_one_signal_a_turn(store):
+    registry = StepRegistry()
+
+    async def listen(state: list) -> WaitFor:
+        return WaitFor("word", state)
+
+    async def reply(ctx: StepContext, state: list) -> Any:
+        from longrun import Goto
+
+        state = [*state, ctx.signal]
+        return state if ctx.signal == "bye" else Goto("listen", state)
+
+    registry.workflow("chat", [listen, reply])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("chat", [])
+        words = ["hello", "how", "are", "you", "bye"]
+        for word in words:
+            await run.signal("word", word)
+        assert await run.result() == words
+
+
+async def test_the_payload_is_there_for_every_attempt_and_gone_in_the_next_visit(store):
+    registry = StepRegistry()
+    seen = []
+
+    async def ask(state: Any) -> WaitFor:
+        return WaitFor("answer", state)
+
+    async def use(ctx: StepContext, state: int) -> Any:
+        seen.append((ctx.attempt, ctx.iteration, ctx.signal))
+        if ctx.attempt == 1 and ctx.iteration == 0:
+            raise ValueError
+        return Repeat(state) if ctx.iteration == 0 else state
+
+    clock = ManualClock(autojump=True)
+    registry.workflow("ask", [ask, use])
+    async with Executor(registry, store=store, clock=clock) as executor:
+        run = await executor.start("ask", 1)
+        await run.signal("answer", {"deep": [1, (2, 3)]})
+        await run.result()
+    assert seen == [(1, 0, {"deep": [1, (2, 3)]}), (2, 0, {"deep": [1, (2, 3)]}), (1, 1, None)]
+
+
+async def test_bad_signals_are_refused(registry, store):
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("letters", [])
+        for name in ("", None, 5, "x" * 201, "a\nb"):
+            with pytest.raises(ConfigError, match="name"):
+                await run.signal(name)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="key"):
+            await run.signal("letter", key="")
+        with pytest.raises(NotStorableError, match=r"payload\['client'\]"):
+            await run.signal("letter", {"client": object()})
+        with pytest.raises(ExecutionNotFoundError):
+            await executor.signal("nobody", "letter")
+        await run.cancel()
+        with pytest.raises(InvalidStateError, match="cancelled"):
+            await run.signal("letter")
