@@ -110,8 +110,8 @@ _NAMES = {
         " ExecutionExistsError ExecutionFailedError ExecutionNotFoundError InvalidIdError InvalidStateError"
         " ItemsChangedError LeaseLostError LongrunError MissingExtraError NewerFormatError NonRetryable"
         " NotStorableError RegistrationError SignalQueueFullError StateMismatchError StepError StepInterrupted"
-        " StepProcessError StepSignatureError StepTimeoutError StoreError StoreSettingsError StoreUnavailableError TooLargeError"
-        " UnknownStepError UnknownWorkflowError UnsupportedInProcessError"
+        " StepProcessError StepSignatureError StepTimeoutError StoreError StoreSettingsError StoreUnavailableError"
+        " TooLargeError UnknownStepError UnknownWorkflowError UnsupportedInProcessError"
     ),
     "events": "EventType ExecutionEvent",
     "executor": "Executor",

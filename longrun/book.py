@@ -17,7 +17,7 @@ from longrun.ledger import Ledger
 from longrun.outbox import Outbox
 from longrun.records import Progress
 from longrun.snapshot import Snapshot, Snapshots, decode_state
-from longrun.stored import Boundary, Head, Loaded, Save
+from longrun.stored import Boundary, Definition, Head, Loaded, Save
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -41,9 +41,9 @@ class Book:
         self._clock = executor.clock
         self._durability = executor.config.durability
         self._interval = executor.config.checkpoint_interval
-        self.definition = loaded.definition
+        self.definition, self._given_steps = self._with_steps(loaded.definition)
         self.id = loaded.definition.id
-        self.steps = loaded.definition.steps
+        self.steps = self.definition.steps
         self.head = loaded.head
         self.ledger = Ledger(loaded.entries)
         self.outbox = Outbox(executor, self.id)
@@ -60,6 +60,14 @@ class Book:
         self._saved_at = self._clock.monotonic()
         self.on_progress: Callable[[], object] | None = None
         """Called when durable progress has cleared the count of crashes."""
+
+    def _with_steps(self, definition: Definition) -> tuple[Definition, tuple[str, ...] | None]:
+        """What was submitted by the name of its workflow alone gets its steps from whoever first runs it."""
+        registry = self._executor.registry
+        if definition.steps or not registry.knows(definition.workflow):
+            return definition, None
+        steps = registry.resolve(definition.workflow).steps
+        return attrs.evolve(definition, steps=steps, total=len(steps)), steps
 
     @property
     def step_name(self) -> str | None:
@@ -209,6 +217,7 @@ class Book:
         keep_from, gone = self._snapshots.let_go(exactly=head.owner is None)
         self.head = head
         self._saved_at = self._clock.monotonic()
+        steps, self._given_steps = self._given_steps, None
         save = Save(
             id=self.id,
             head=head,
@@ -220,6 +229,7 @@ class Book:
             take=take,
             keep_from=keep_from,
             drop_blobs=gone,
+            steps=steps,
         )
         return save, events
 

@@ -141,8 +141,8 @@ def forecast(
     progress = shown if shown.done or shown.total or shown.message else None
     total, step = definition.total, head.step
     if head.state.finished or not total or step >= total:
-        over = head.state.finished
-        return Forecast(fraction=head.progress, remaining=0.0 if over else None, step=progress)
+        done = head.state is State.COMPLETED
+        return Forecast(fraction=head.progress, remaining=0.0 if done else None, step=progress)
     whole = spread.before[total]
     fraction = (spread.before[step] + spread.seconds[step] * shown.fraction) / whole if whole > 0 else head.progress
     if head.state in STANDING or head.signal is not None:

@@ -6,6 +6,7 @@ next executor on the same store sees its owner dead. (Step threads run on: a tes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +17,9 @@ from longrun.stores.store import CheckpointStore
 
 PATIENCE = 20.0
 """Seconds after which a test that waits has failed."""
-AT_ONCE = RetryPolicy(max_attempts=3, initial=0, jitter=False)
+ONE = RetryPolicy(max_attempts=1)
+AT_ONCE = RetryPolicy(max_attempts=3, initial=0, jitter=False, give_up_on=AssertionError)
+"""Three attempts, without waiting. An assertion inside a step fails the test, and is not tried again until it holds."""
 NEVER = ExecutorConfig(checkpoint_interval=3600.0)
 """Nothing is saved by the clock: what is durable is so for another reason."""
 
@@ -47,6 +50,15 @@ async def crash(executor: CrashableExecutor) -> None:
     executor.threads.close()
     executor._lock.abandon()
     await executor.store.aclose()
+
+
+def registry_of(*steps: Callable[..., Any], **options: Any) -> StepRegistry:
+    """A registry with the workflow `work` of these steps; one attempt each, if `options` do not say otherwise."""
+    registry = StepRegistry()
+    for step in steps:
+        registry.register(step.__name__, step, **{"retry": ONE, **options})
+    registry.workflow("work", [step.__name__ for step in steps])
+    return registry
 
 
 async def crash_at(

@@ -17,7 +17,8 @@ from longrun import (
     StepRegistry,
     SyncStepContext,
 )
-from tests.crashing import AT_ONCE, PATIENCE, crash_at, finish, run
+from tests import crashing
+from tests.crashing import AT_ONCE, ONE, PATIENCE, crash_at, finish, run
 
 
 @pytest.fixture
@@ -34,12 +35,10 @@ async def fail(state):
     raise ValueError("no")
 
 
-def registry_of(step, **options) -> StepRegistry:
-    registry = StepRegistry()
-    registry.register("step", step, **options)
+def registry_of(step) -> StepRegistry:
+    registry = crashing.registry_of(step)
     registry.register("double", double)
     registry.register("fail", fail, retry=AT_ONCE)
-    registry.workflow("work", ["step"])
     registry.workflow("child", ["double"])
     registry.workflow("bad", ["fail"])
     return registry
@@ -93,7 +92,7 @@ async def test_a_crash_between_start_and_result_finds_the_same_child(store):
         return await child.result()
 
     registry = registry_of(step)
-    registry.register("counted", counted)
+    registry.register("counted", counted, retry=ONE)
     registry.workflow("counted", ["counted"])
     await crash_at(reached, registry, store)
     assert await finish(registry, store) == 42
@@ -116,7 +115,7 @@ async def test_a_crash_while_the_child_runs_takes_up_both(store):
         return await (await ctx.start_child("counted", 21, key="a")).result()
 
     registry = registry_of(step)
-    registry.register("counted", counted)
+    registry.register("counted", counted, retry=ONE)
     registry.workflow("counted", ["counted"])
     await crash_at(reached, registry, store)
     assert await finish(registry, store) == 42
@@ -157,7 +156,7 @@ async def test_no_more_children_than_slots_run_at_once():
         return await ctx.map(wait, range(6), limit=6)
 
     registry = registry_of(step)
-    registry.register("counted", counted)
+    registry.register("counted", counted, retry=ONE)
     registry.workflow("counted", ["counted"])
     assert await run(registry, config=ExecutorConfig(max_concurrency=2)) == list(range(6))
     assert most <= 2

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
+from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from longrun import (
@@ -19,21 +22,15 @@ from longrun import (
     StepContext,
     StepRegistry,
 )
-from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, run, stored
+from longrun.stores.memory import MemoryBackend
+from longrun.stores.store import CheckpointStore
+from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, registry_of, run, stored
 
 
 @pytest.fixture
 async def store():
     async with MemoryCheckpointStore() as store:
         yield store
-
-
-def registry_of(*steps, **options) -> StepRegistry:
-    registry = StepRegistry()
-    for step in steps:
-        registry.register(step.__name__, step, **options)
-    registry.workflow("work", [step.__name__ for step in steps])
-    return registry
 
 
 async def until_stored(store, key, value) -> None:
@@ -81,6 +78,70 @@ async def test_a_forced_checkpoint_is_durable_on_return(store):
         assert await stored(store) == {"local": {"a": "scalar"}}
 
     await run(registry_of(step), store, config=NEVER)
+
+
+class SlowBackend(MemoryBackend):
+    """Commits nothing while it is held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.released = threading.Event(), threading.Event()
+        self.released.set()
+
+    def hold(self) -> None:
+        self.asked.clear()
+        self.released.clear()
+
+    def commit(self, batch):
+        self.asked.set()
+        assert self.released.wait(PATIENCE)
+        return super().commit(batch)
+
+
+async def each_item(ctx: StepContext) -> None:
+    loop = ctx.each("items", range(2), every=1)
+    await anext(loop)
+    await anext(loop)
+
+
+DURABLE: dict[str, Any] = {
+    "once": lambda ctx: ctx.once("call", int),
+    "every=1": each_item,
+    "a branch": lambda ctx: ctx.map(str, [1]),
+    "force=True": lambda ctx: ctx.checkpoint(force=True),
+    "a child": lambda ctx: ctx.start_child(["child"], key="a"),
+}
+
+
+@pytest.mark.parametrize("what", DURABLE)
+async def test_what_must_be_durable_does_not_return_before_the_store_has_answered(what):
+    """I1, I10: however long that takes."""
+    backend = SlowBackend()
+
+    async def step(ctx: StepContext, state):
+        done = anyio.Event()
+
+        async def call() -> None:
+            await DURABLE[what](ctx)
+            done.set()
+
+        ctx.local["n"] = 1
+        backend.hold()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            assert await anyio.to_thread.run_sync(backend.asked.wait, PATIENCE)
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+            returned = done.is_set()
+            backend.released.set()
+        assert not returned
+
+    async def child(state):
+        pass
+
+    registry = registry_of(step)
+    registry.register("child", child)
+    await run(registry, CheckpointStore(backend), config=NEVER)
 
 
 async def test_a_plain_checkpoint_is_coalesced(store):

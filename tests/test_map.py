@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from typing import Any
@@ -20,23 +21,15 @@ from longrun import (
     ExecutorConfig,
     MemoryCheckpointStore,
     StepContext,
-    StepRegistry,
     SyncStepContext,
 )
-from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, run, stored
+from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, registry_of, run, stored
 
 
 @pytest.fixture
 async def store():
     async with MemoryCheckpointStore() as store:
         yield store
-
-
-def registry_of(step, **options) -> StepRegistry:
-    registry = StepRegistry()
-    registry.register("step", step, **options)
-    registry.workflow("work", ["step"])
-    return registry
 
 
 @attrs.frozen
@@ -383,6 +376,25 @@ async def test_maps_may_be_nested_in_items_and_branches(store):
     await crash_at(reached, registry, store, config=NEVER)
     assert await finish(registry, store) == [[["1a0", "1a1"], ["1b0", "1b1"]]]
     assert sorted(ran) == ["0a0", "0a1", "0b0", "0b1", "1a0", "1a1", "1b0", "1b1", "1b1"]
+
+
+async def test_what_failed_branches_leave_goes_with_the_item_they_stood_in(store):
+    async def branch(ctx: StepContext, n):
+        ctx.local["n"] = n
+        await ctx.once("a", int)
+        await ctx.checkpoint()
+        raise OSError
+
+    async def step(ctx: StepContext, state):
+        async for _ in ctx.each("items", range(2)):
+            with contextlib.suppress(OSError):
+                await ctx.map(branch, range(2))
+            await ctx.checkpoint(force=True)
+            assert any("once" in key for key in await stored(store))
+        await ctx.checkpoint(force=True)
+        assert await stored(store) == {"each:items": {"n": 2, "of": 2, "end": True}}
+
+    await run(registry_of(step), store, config=NEVER)
 
 
 async def test_a_pause_lets_branches_in_flight_come_to_their_end(store):

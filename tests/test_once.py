@@ -22,23 +22,15 @@ from longrun import (
     MemoryCheckpointStore,
     Repeat,
     StepContext,
-    StepRegistry,
     SyncStepContext,
 )
-from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, run, stored
+from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, registry_of, run, stored
 
 
 @pytest.fixture
 async def store():
     async with MemoryCheckpointStore() as store:
         yield store
-
-
-def registry_of(step, **options) -> StepRegistry:
-    registry = StepRegistry()
-    registry.register("step", step, **options)
-    registry.workflow("work", ["step"])
-    return registry
 
 
 @attrs.frozen

@@ -130,12 +130,13 @@ async def test_a_suspect_that_waits_for_its_turn_can_be_cancelled():
     store = MemoryCheckpointStore()
     config = ExecutorConfig(max_crashes=10)
     program = Deadly()
-    await die_of_it(program, store, config, "i0", "i1", "poison")
+    await die_of_it(program, store, config, "poison", "i0", "i1")
     await die_of_it(program, store, config)
     program.killed = anyio.Event()
     async with CrashableExecutor(program.registry, store=store, config=config) as executor:
         await program.killed.wait()
         waiting = [id for id, runner in executor.runners.items() if runner._accused]
+        assert sorted(waiting) == ["i0", "i1"]
         for id in waiting:
             await executor.cancel(id)
             assert (await executor.get(id)).state == "cancelled"

@@ -19,21 +19,13 @@ from longrun import (
     StepContext,
     StepRegistry,
 )
-from tests.crashing import AT_ONCE, NEVER, PATIENCE, run, stored
+from tests.crashing import AT_ONCE, NEVER, PATIENCE, registry_of, run, stored
 
 
 @pytest.fixture
 async def store():
     async with MemoryCheckpointStore() as store:
         yield store
-
-
-def registry_of(*steps, **options) -> StepRegistry:
-    registry = StepRegistry()
-    for step in steps:
-        registry.register(step.__name__, step, **options)
-    registry.workflow("work", [step.__name__ for step in steps])
-    return registry
 
 
 class Stage:

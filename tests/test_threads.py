@@ -26,20 +26,13 @@ from longrun import (
 )
 from longrun.loops import current_loop
 from longrun.threads import StepThreads
-from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, run, stored
+from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, registry_of, run, stored
 
 
 @pytest.fixture
 async def store():
     async with MemoryCheckpointStore() as store:
         yield store
-
-
-def registry_of(step, **options) -> StepRegistry:
-    registry = StepRegistry()
-    registry.register("step", step, **options)
-    registry.workflow("work", ["step"])
-    return registry
 
 
 class Flag(threading.Event):
@@ -268,6 +261,7 @@ async def test_the_next_attempt_waits_for_every_thread_that_a_map_left():
     def branch(ctx: SyncStepContext, n):
         if ctx.attempt == 2:
             overlaps.extend(running)
+            assert running == []
             return
         running.append(n)
         began.wait(PATIENCE)
@@ -282,8 +276,13 @@ async def test_the_next_attempt_waits_for_every_thread_that_a_map_left():
             handle = await executor.start("work", id="x")
             while not (await handle.info()).attempt:
                 await anyio.lowlevel.checkpoint()
-            for flag in reversed(go_on):
-                flag.set()
+            go_on[2].set()
+            go_on[1].set()
+            for _ in range(20):
+                assert (await handle.info()).state == "running"
+            assert running == [0]
+            assert overlaps == []
+            go_on[0].set()
             await handle.result()
     assert overlaps == []
 

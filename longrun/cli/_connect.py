@@ -1,4 +1,4 @@
-"""From options to things: the store, a desk to read at, a client to control with, the application's registry, JSON values."""
+"""From options to things: the store, a desk to read at, a client to control with, the registry, JSON values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from longrun.stores.store import CheckpointStore
 
 T = TypeVar("T")
-SCHEMES = frozenset({"memory", "file", "sqlite", "postgresql", "postgres", "redis", "rediss", "valkey", "unix", "redis+unix"})
+SCHEMES = frozenset(
+    {"memory", "file", "sqlite", "postgresql", "postgres", "redis", "rediss", "valkey", "unix", "redis+unix"}
+)
 _OBJECT = re.compile(r"(?P<module>[\w.]+|[^:]+\.py):(?P<name>[\w.]+)")
 
 
@@ -76,7 +78,9 @@ def _must_exist(url: str) -> None:
         return
     path = _file_path(rest) if scheme == "file" else _sqlite_path(rest)
     if not os.path.lexists(path):
-        raise StoreUnavailableError(scheme, f"there is none at {path!r}; name another with --store, or begin with longrun run")
+        raise StoreUnavailableError(
+            scheme, f"there is none at {path!r}; name another with --store, or begin with longrun run"
+        )
 
 
 @contextlib.asynccontextmanager

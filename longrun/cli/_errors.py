@@ -1,12 +1,12 @@
 """Exit codes, and the one place where errors become a line and a code. An expected error never shows a traceback.
 
-    0  ok
-    1  an execution failed, was cancelled or is blocked; a request was refused; a check found something
-    2  usage: a wrong option, name, id or state
-    3  there is no such execution
-    4  paused or interrupted, with a checkpoint
-    5  the store cannot be used or does not answer
-    130  Ctrl-C
+0  ok
+1  an execution failed, was cancelled or is blocked; a request was refused; a check found something
+2  usage: a wrong option, name, id or state
+3  there is no such execution
+4  paused or interrupted, with a checkpoint
+5  the store cannot be used or does not answer
+130  Ctrl-C
 """
 
 from __future__ import annotations

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 store_option = click.option(
-    "--store", metavar="URL", help="Where executions are kept: file:DIR, sqlite:///PATH, postgresql://…, redis://…, or module:name."
+    "--store",
+    metavar="URL",
+    help="Where executions are kept: file:DIR, sqlite:///PATH, postgresql://…, redis://…, or module:name.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON (one schema for all commands).")
 loop_option = click.option("--loop", metavar="NAME", help="The event loop: asyncio or trio.")
 
 
-class Moment(click.ParamType):
+class Moment(click.ParamType):  # type: ignore[type-arg]  # generic for type checkers alone
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -35,7 +37,7 @@ class Moment(click.ParamType):
             self.fail("give a date, a date and time, or how long ago: 2026-01-31, 2026-01-31T12:00, 2h, 3d", param, ctx)
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic for type checkers alone
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -47,7 +49,7 @@ class Duration(click.ParamType):
             self.fail("give a duration: 90s, 15m, 2h, 30d, 4w", param, ctx)
 
 
-class Pair(click.ParamType):
+class Pair(click.ParamType):  # type: ignore[type-arg]  # generic for type checkers alone
     """KEY=VALUE; a value that is JSON counts as such, anything else as a string."""
 
     name = "key=value"
@@ -67,8 +69,12 @@ class Pair(click.ParamType):
 
 
 FILTERS = (
-    click.option("--state", "states", multiple=True, type=click.Choice([*STATES]), help="Only in this state; may be given again."),
-    click.option("--workflow", "workflows", multiple=True, metavar="NAME", help="Only of this workflow; may be given again."),
+    click.option(
+        "--state", "states", multiple=True, type=click.Choice([*STATES]), help="Only in this state; may be given again."
+    ),
+    click.option(
+        "--workflow", "workflows", multiple=True, metavar="NAME", help="Only of this workflow; may be given again."
+    ),
     click.option("--queue", metavar="NAME", help="Only of this queue."),
     click.option("--text", metavar="TEXT", help="Only with this text in the id or in a metadata value."),
     click.option("--meta", "metadata", multiple=True, type=Pair(), help="Only with this metadata; may be given again."),

@@ -1,4 +1,4 @@
-"""What `--json` prints: one schema for every command, with a version. Streams (`events`, `watch`) print a document a line.
+"""What `--json` prints: one schema for every command, with a version. Streams (`events`, `watch`) print one a line.
 
 Every document has `longrun` (the schema's version) and `kind`; the rest is what `KINDS` says of that kind. A field may
 be added within a version; none changes its meaning or goes. Times are ISO 8601 in UTC. A type with `?` may be null.
@@ -81,7 +81,12 @@ KINDS: dict[str, dict[str, str]] = {
         "waiting_for": "string?",
         "checkpoints": "integer",
     },
-    "forecast": {"fraction": "number", "remaining_seconds": "number?", "items_per_second": "number?", "basis": "string"},
+    "forecast": {
+        "fraction": "number",
+        "remaining_seconds": "number?",
+        "items_per_second": "number?",
+        "basis": "string",
+    },
     "step_progress": {"done": "number", "total": "number?", "message": "string?"},
     "step": {
         "seq": "integer",
@@ -95,7 +100,14 @@ KINDS: dict[str, dict[str, str]] = {
         "error": "string?",
         "next_step": "integer",
     },
-    "checkpoint": {"id": "string", "seq": "integer", "step": "integer", "kind": "string", "size": "integer", "time": "time"},
+    "checkpoint": {
+        "id": "string",
+        "seq": "integer",
+        "step": "integer",
+        "kind": "string",
+        "size": "integer",
+        "time": "time",
+    },
     "inside": {"kind": "string", "name": "string", "done": "integer", "total": "integer?"},
     "message": {"kind": "string", "name": "string?", "sent": "time"},
     "worker": {

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from longrun import views
 from longrun.cli import _schema as schema
-from longrun.cli._text import age, clean, count, duration, state_text, table
+from longrun.cli._text import age, clean, count, duration, number_of, state_text, table
 from longrun.records import Execution, ExecutionState, Progress
 
 if TYPE_CHECKING:
@@ -48,9 +48,8 @@ def lines(found: Sequence[Summary]) -> list[str]:
 
 def _row(one: Summary, now: datetime) -> tuple[str, ...]:
     execution, forecast = one.execution, one.forecast
-    held = " (held)" if execution.hold else ""
     return (
-        state_text(execution.state.value) + held,
+        state_text(execution.state.value) + aside(execution),
         clean(execution.id),
         clean(execution.name, limit=40),
         f"{bar(forecast.fraction)} {percent(forecast.fraction)}",
@@ -60,6 +59,14 @@ def _row(one: Summary, now: datetime) -> tuple[str, ...]:
         age(execution.last_update, now),
         clean(execution.owner or "–", limit=40),
     )
+
+
+def aside(execution: Execution) -> str:
+    """What the state alone does not say: that it is held, or that nobody runs what says it runs."""
+    if execution.hold:
+        return " (held)"
+    interrupted = execution.state in (ExecutionState.RUNNING, ExecutionState.RESUMING) and execution.owner is None
+    return " (interrupted)" if interrupted else ""
 
 
 def bar(fraction: float, width: int = BAR) -> str:
@@ -96,4 +103,4 @@ def counts_json(counts: Mapping[ExecutionState, int]) -> dict[str, int]:
 def counts_line(counts: Mapping[ExecutionState, int]) -> str:
     total = sum(counts.values())
     parts = [f"{number:,} {state.value}" for state in ExecutionState if (number := counts.get(state, 0))]
-    return f"{total:,} executions" + (f": {', '.join(parts)}" if parts else "")
+    return number_of(total, "execution") + (f": {', '.join(parts)}" if parts else "")

@@ -103,17 +103,28 @@ def count(number: float) -> str:
     return f"{number:,.0f}" if float(number).is_integer() else f"{number:,.1f}"
 
 
+def number_of(number: int, noun: str) -> str:
+    """`1 execution`, `2 executions`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def rate(per_second: float | None) -> str:
     if per_second is None:
         return "–"
-    return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.1f}/s" if per_second >= 1 else f"{per_second * 60:.1f}/min"
+    return (
+        f"{per_second:,.0f}/s"
+        if per_second >= 10
+        else f"{per_second:.1f}/s"
+        if per_second >= 1
+        else f"{per_second * 60:.1f}/min"
+    )
 
 
 def parse_duration(text: str) -> float:
     """Seconds of `90`, `90s`, `15m`, `2h`, `30d`, `4w`; `ValueError` if it is none of them."""
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None:
-        raise ValueError(text)
+        raise ValueError(f"{text!r} is no duration")
     return float(found[1]) * _UNITS[found[2] or "s"]
 
 

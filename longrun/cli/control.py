@@ -15,7 +15,7 @@ from longrun.cli import _schema as schema
 from longrun.cli._connect import controlling, go, make_store, reading, value_argument
 from longrun.cli._errors import FAILED, OK, code_of, sentence
 from longrun.cli._options import Duration, filters, json_option, query_of, store_option
-from longrun.cli._text import clean, json_text, out, say
+from longrun.cli._text import clean, json_text, number_of, out, say
 from longrun.errors import LongrunError
 from longrun.records import FINISHED, ExecutionState, check_id
 
@@ -54,7 +54,11 @@ def _choosing(function: F) -> F:
 
 
 timeout_option = click.option(
-    "--timeout", type=Duration(), default="60s", show_default=True, help="How long to wait for the effect; the request stays."
+    "--timeout",
+    type=Duration(),
+    default="60s",
+    show_default=True,
+    help="How long to wait for the effect; the request stays.",
 )
 state_option = click.option("--set-state", "state", metavar="JSON|@FILE", help="Replace the state by this one.")
 
@@ -79,13 +83,15 @@ def pause_command(interrupt: bool, no_hold: bool, timeout: float, **chosen: Any)
 @state_option
 @timeout_option
 def resume_command(state: str | None, timeout: float, **chosen: Any) -> int:
-    """Let paused or blocked executions go on: in the process that has them, else in the next that knows the workflow."""
+    """Let paused or blocked executions go on: in the process that has them, else in the next that knows them."""
     more = {} if state is None else {"state": value_argument(state, "--set-state")}
 
     async def act(client: Client, id: str) -> None:
         await client.resume(id, timeout=timeout, **more)
 
-    verb = Verb(name="resume", done="resumed", states=frozenset({State.PAUSED, State.BLOCKED}), act=act, timeout=timeout)
+    verb = Verb(
+        name="resume", done="resumed", states=frozenset({State.PAUSED, State.BLOCKED}), act=act, timeout=timeout
+    )
     return _command(verb, chosen)
 
 
@@ -172,8 +178,8 @@ def _agreed(verb: Verb, number: int, yes: bool) -> bool:
     if yes or not number:
         return True
     if not sys.stdin.isatty():
-        raise click.UsageError(f"this would {verb.name} {number:,} executions; add --yes to do it")
-    return click.confirm(f"{verb.name} {number:,} executions?", err=True)
+        raise click.UsageError(f"this would {verb.name} {number_of(number, 'execution')}; add --yes to do it")
+    return click.confirm(f"{verb.name} {number_of(number, 'execution')}?", err=True)
 
 
 async def _change_all(store: Any, verb: Verb, ids: list[str]) -> dict[str, BaseException | None]:

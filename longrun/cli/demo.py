@@ -77,7 +77,9 @@ def _judge(console, directory: Path, killed_at: int, resumed_at: int) -> bool:  
     again = sorted(effect for effect, count in counts.items() if count > 1)
     steps_again = [effect for effect in again if not effect.startswith("page ")]
     missing = [page for page in range(PAGES) if f"page {page}" not in counts]
-    console.print(f"   [green]✓[/] went on at page {resumed_at}: {killed_at - resumed_at} of {killed_at} pages done again")
+    console.print(
+        f"   [green]✓[/] went on at page {resumed_at}: {killed_at - resumed_at} of {killed_at} pages done again"
+    )
     ok = not steps_again and not missing and counts["plan"] == counts["report"] == 1
     if ok:
         console.print("   [green]✓[/] no finished step ran twice, and no page was lost")

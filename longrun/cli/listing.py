@@ -43,4 +43,9 @@ async def _list(store: Any, query: Any, after: str | None, as_json: bool) -> Non
         return
     for line in rows.lines(shown) if shown else ():
         out(line)
-    say(dim(rows.counts_line(counts) + (f"; the next page: --after {more}" if more and sum(counts.values()) > len(shown) else "")))
+    say(
+        dim(
+            rows.counts_line(counts)
+            + (f"; the next page: --after {more}" if more and sum(counts.values()) > len(shown) else "")
+        )
+    )

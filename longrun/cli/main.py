@@ -69,15 +69,14 @@ class LazyGroup(click.Group):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,
-        windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
         """Run a command, and end the program with its exit code. Every error is turned into one here."""
         if not standalone_mode:
-            return super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         _let_any_character_pass()
         try:
-            result = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             code = result if isinstance(result, int) else 0
             sys.stdout.flush()
         except click.ClickException as error:
@@ -96,10 +95,14 @@ class LazyGroup(click.Group):
 
 
 def _show(error: click.ClickException) -> int:
-    from longrun.cli._text import clean, hide_secrets
+    """A wrong call: how it is meant, and what was wrong."""
+    from longrun.cli._text import clean, hide_secrets, say
 
-    error.message = clean(hide_secrets(error.message), lines=True)
-    error.show()
+    context = getattr(error, "ctx", None)
+    if isinstance(context, click.Context):
+        say(context.get_usage())
+        say(f"Try '{context.command_path} --help' for help.")
+    say(f"longrun: {clean(hide_secrets(error.format_message()), lines=True)}")
     return error.exit_code
 
 

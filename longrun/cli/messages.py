@@ -37,7 +37,9 @@ async def _signal(store: Any, id: str, name: str, payload: Any, key: str | None)
 @click.command("fork")
 @click.argument("id")
 @click.option("--checkpoint", metavar="N", help="Its number, as `longrun show` lists them; the newest without.")
-@click.option("--from", "step", metavar="STEP", help="The newest checkpoint before this step: its name, or its number from 1.")
+@click.option(
+    "--from", "step", metavar="STEP", help="The newest checkpoint before this step: its name, or its number from 1."
+)
 @click.option("--set-state", "state", metavar="JSON|@FILE", help="Begin with this state instead of the stored one.")
 @click.option("--new-id", metavar="ID", help="The id of the new execution.")
 @store_option
@@ -51,7 +53,7 @@ def fork_command(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Start a new execution from an old checkpoint, for any worker that knows the workflow. The old one stays as it is."""
+    """Start a new execution from an old checkpoint, for any worker that knows the workflow. The old one stays."""
     if checkpoint is not None and step is not None:
         raise click.UsageError("give --checkpoint or --from, not both")
     more = {} if state is None else {"state": value_argument(state, "--set-state")}

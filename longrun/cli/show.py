@@ -100,7 +100,8 @@ def _document(detail: Detail) -> dict[str, Any]:
             for one in plan.in_step(detail.loaded)
         ],
         messages=[
-            {"kind": one.kind, "name": one.name, "sent": schema.time(to_time(one.sent))} for one in detail.loaded.messages
+            {"kind": one.kind, "name": one.name, "sent": schema.time(to_time(one.sent))}
+            for one in detail.loaded.messages
         ],
         children=[one.to_json() for one in detail.children],
         state=detail.state,
@@ -112,15 +113,17 @@ def _document(detail: Detail) -> dict[str, Any]:
 
 def _head(detail: Detail) -> list[str]:
     execution, forecast = detail.summary.execution, detail.summary.forecast
-    held = ", held until it is resumed" if execution.hold else ""
     now = datetime.now(UTC)
     took = ((execution.end_time or now) - execution.start_time).total_seconds()
     pairs = [
-        ("state", state_text(execution.state.value) + held),
+        ("state", state_text(execution.state.value) + rows.aside(execution)),
         ("workflow", f"{clean(execution.name)} (version {clean(execution.version)})"),
         ("progress", f"{rows.bar(forecast.fraction, 20)} {rows.percent(forecast.fraction).strip()}{_left(detail)}"),
         ("started", f"{moment(execution.start_time)} ({age(execution.start_time, now)})"),
-        ("ended" if execution.end_time else "so far", f"{moment(execution.end_time)}, " * bool(execution.end_time) + duration(took)),
+        (
+            "ended" if execution.end_time else "so far",
+            f"{moment(execution.end_time)}, " * bool(execution.end_time) + duration(took),
+        ),
         ("queue", clean(execution.queue) + (f", priority {execution.priority}" if execution.priority else "")),
         ("owner", clean(execution.owner or "nobody")),
         ("position", _position(detail, now)),
@@ -162,12 +165,23 @@ def _position(detail: Detail, now: datetime) -> str:
 def _steps(detail: Detail) -> list[str]:
     if not detail.steps:
         return []
-    found = []
+    found: list[tuple[str, ...]] = []
     for row in detail.steps:
         seconds = None if row.started is None else (row.ended - row.started).total_seconds()
         error = clean((row.error or "").split("\n", 1)[0], limit=100)
         name = clean(row.name or "–", limit=60)
-        found.append((str(row.seq), row.kind, str(row.step + 1), name, moment(row.ended), duration(seconds), str(row.attempts), error))
+        found.append(
+            (
+                str(row.seq),
+                row.kind,
+                str(row.step + 1),
+                name,
+                moment(row.ended),
+                duration(seconds),
+                str(row.attempts),
+                error,
+            )
+        )
     head = detail.summary.execution
     if head.state.value == "running" and detail.loaded.head.started is not None:
         found.append(_in_flight(detail))
@@ -182,7 +196,16 @@ def _in_flight(detail: Detail) -> tuple[str, ...]:
     seconds = datetime.now(UTC).timestamp() - (head.started or 0)
     inside = rows.items_text(detail.summary.execution.step_progress)
     note = clean(head.note or "", limit=60)
-    return "…", "in flight", str(head.step + 1), name, "–", duration(seconds), str(head.attempt + 1), f"{inside} {note}".strip()
+    return (
+        "…",
+        "in flight" if head.owner else "interrupted",
+        str(head.step + 1),
+        name,
+        "–",
+        duration(seconds),
+        str(head.attempt + 1),
+        f"{inside} {note}".strip(),
+    )
 
 
 def _more(detail: Detail) -> list[str]:
@@ -190,7 +213,8 @@ def _more(detail: Detail) -> list[str]:
     if detail.history:
         headers = ("checkpoint", "next step", "kind", "bytes", "time")
         found = [
-            (str(one.seq), str(one.step + 1), one.kind, count(one.size), moment(one.timestamp)) for one in detail.history
+            (str(one.seq), str(one.step + 1), one.kind, count(one.size), moment(one.timestamp))
+            for one in detail.history
         ]
         lines += ["", *(f"  {line}" for line in table(headers, found, right=(0, 1, 3)))]
     if detail.loaded.messages:
@@ -203,5 +227,3 @@ def _more(detail: Detail) -> list[str]:
     if detail.state is not None:
         lines += ["", dim("  state"), json_text(detail.state, indent=2)]
     return lines
-
-

@@ -28,7 +28,9 @@ ACTIVE = frozenset(State) - FINISHED
 
 @click.command("watch")
 @filters
-@click.option("--interval", type=click.FloatRange(0.2), default=1.0, show_default=True, help="Seconds between two looks.")
+@click.option(
+    "--interval", type=click.FloatRange(0.2), default=1.0, show_default=True, help="Seconds between two looks."
+)
 @click.option("--limit", type=click.IntRange(1, 1000), default=30, show_default=True, help="How many at most.")
 @click.option("--once", is_flag=True, help="Look once.")
 @store_option
@@ -118,7 +120,7 @@ async def _live(desk: Desk, query: Query, interval: float, once: bool) -> None:
     from rich.live import Live
 
     view = _View(desk, query)
-    console = Console(no_color=not coloured(sys.stdout), highlight=False)
+    console = Console(color_system="auto" if coloured(sys.stdout) else None, highlight=False)
     with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="ellipsis") as live:
         while True:
             live.update(_table(*await view.look()), refresh=True)
@@ -155,10 +157,10 @@ def _cells(one: rows.Summary, now: datetime) -> tuple[Any, ...]:
         rows.percent(forecast.fraction),
         rows.step_text(execution),
         rate(forecast.rate),
-        duration(forecast.remaining),
+        "–" if execution.state.finished else duration(forecast.remaining),
         f"{saved} ago",
         clean(execution.owner or "–", limit=32),
     )
     name, workflow, percent, *rest = map(Text, cells)
-    state = Text(f"{glyph} {execution.state.value}", style=colour)
+    state = Text(f"{glyph} {execution.state.value}{rows.aside(execution)}", style=colour)
     return state, name, workflow, ProgressBar(total=1.0, completed=forecast.fraction, width=20), percent, *rest

@@ -27,9 +27,10 @@ from longrun.stores._file.disk import Disk
 from longrun.stores._file.done import Finished
 from longrun.stores._file.entries import matches
 from longrun.stores._file.forms import boundary_from
+from longrun.stores._file.history import read_history
 from longrun.stores._file.inbox import Box, box_of, parse_letters
-from longrun.stores._file.journal import Spot, locate, read_history, read_spot
 from longrun.stores._file.place import FORMAT, KIND, Place, done_inbox_name, unavailable
+from longrun.stores._file.reading import Spot, locate, read_spot
 from longrun.stores._file.removal import delete
 from longrun.stores._file.writes import Writes
 from longrun.stores.base import Answer, StoreBackend
@@ -88,6 +89,7 @@ class FileBackend(StoreBackend):
         if self._parts is not None:
             space = os.fstatvfs(self._parts.place.top.fd)
             facts |= {"free_bytes": space.f_bavail * space.f_frsize, "fsync": "fdatasync for every acknowledged write"}
+            facts["quarantined"] = len(self._parts.place.quarantine.names())
         return facts
 
     # the writer

@@ -237,7 +237,9 @@ class MemoryBackend(StoreBackend):
     def next_due(self) -> float | None:
         with self._changed:
             heads = [r.head for r in self._records.values() if r.head.owner is None]
-            moments = [_moment(head) for head in heads if head.state in NEEDS_DUE or head.state is ExecutionState.RUNNING]
+            moments = [
+                _moment(head) for head in heads if head.state in NEEDS_DUE or head.state is ExecutionState.RUNNING
+            ]
         return min((m for m in moments if m is not None), default=None)
 
     def size(self, id: str) -> int:

@@ -97,9 +97,12 @@ class SQLiteBackend(StoreBackend):
         self._read(lambda connection: connection.execute(sql.CHANGES).fetchone())
 
     def describe(self) -> Mapping[str, object]:
+        count = "SELECT count(*) FROM quarantine"
+        kept = self._read(lambda connection: connection.execute(count).fetchone()[0]) if self._open else None
         return {
             **super().describe(),
             "path": str(self._file.path),
+            "quarantined": kept,
             "sqlite": sqlite3.sqlite_version,
             "journal_mode": "wal",
             "synchronous": "full",

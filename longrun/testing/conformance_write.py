@@ -122,6 +122,24 @@ class SaveContract(ConformanceBase):
         assert (found.head.note, found.head.revision) == ("working", 2)
         assert (found.boundary.seq, found.entries) == (2, {"e": b"1"})
 
+    def test_steps_can_be_set_by_a_save(self, backend: StoreBackend) -> None:
+        """Who first runs what was submitted by name alone stores them; nothing else of the definition changes."""
+        new = owned("a", steps=(), total=0, metadata={"k": "v"})
+        first = step("a", new.head, steps=("one", "it's two"))
+        done(backend, new, first, step("a", first.head))
+        right = attrs.evolve(new.definition, steps=("one", "it's two"), total=2)
+        assert loaded(backend, "a").definition == right
+        assert backend.find(Query())[0].definition == attrs.evolve(right, steps=())
+        (given,) = backend.claim(claim("new", dead=frozenset({"me"})))
+        assert given.definition == right
+
+    def test_a_refused_save_sets_no_steps(self, backend: StoreBackend) -> None:
+        """I3."""
+        new = owned("a")
+        created(backend, new)
+        refused(backend, change("a", attrs.evolve(new.head, fence=5), steps=("x",)), LeaseLostError)
+        assert loaded(backend, "a").definition == new.definition
+
     def test_several_boundaries_are_saved_at_once(self, backend: StoreBackend) -> None:
         """Coalesced boundaries: every row is kept (I7), and the newest with a state is the one to go on from."""
         first = self.start(backend)

@@ -107,7 +107,7 @@ def run(new_place: NewPlace, **options: Any) -> None:
         report_multiple_bugs=False,
         **options,
     )
-    run_state_machine_as_test(lambda: StoreMachine(new_place), settings=checks)
+    run_state_machine_as_test(functools.partial(StoreMachine, new_place), settings=checks)  # type: ignore[arg-type]
 
 
 def test_a_store_does_as_the_memory_store_does(new_place: NewPlace, campaign_size: int) -> None:

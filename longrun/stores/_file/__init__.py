@@ -8,7 +8,9 @@ Place in the life of an execution: claim, checkpoint, finish. Each module import
     forms     records as plain JSON, and back
     place     the directory: names, marker, bell, locks, quarantine
     contents  what the lines of a journal add up to
-    journal   one journal: find it, read it, append to it, replace it
+    reading   where a journal is, and what it says
+    history   rows of old checkpoints
+    journal   a journal of ours: append to it, replace it, remove what is over
     inbox     messages, from anybody
     owners    leases
     entries   what is known of every live execution

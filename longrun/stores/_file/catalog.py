@@ -16,9 +16,10 @@ from longrun.stored import Head, Message
 from longrun.stores._file.contents import Mail
 from longrun.stores._file.entries import Entries, Entry, Mark
 from longrun.stores._file.inbox import box_of, read_letters
-from longrun.stores._file.journal import Journal, Spot, read_spot, read_summary
+from longrun.stores._file.journal import Journal
 from longrun.stores._file.lines import BrokenLineError, identity_of
 from longrun.stores._file.place import EVERYTHING, Place, journal_name, parse_journal_name, stem_of
+from longrun.stores._file.reading import Spot, read_spot, read_summary
 
 LOOK_AGAIN = 2.0
 """Seconds after which a claim looks at every file, bell or not."""

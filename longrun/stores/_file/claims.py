@@ -18,10 +18,12 @@ from longrun.stored import Claim, Loaded
 from longrun.stores._file.contents import Contents, claim_line, claimed_head, snapshot_lines, woken_head
 from longrun.stores._file.disk import write_all
 from longrun.stores._file.entries import Entry, free, rank, wanted
+from longrun.stores._file.history import move_history
 from longrun.stores._file.inbox import Letters, box_of, read_letters
-from longrun.stores._file.journal import Journal, Spot, failed, locate, move_history, read_spot
+from longrun.stores._file.journal import Journal, failed
 from longrun.stores._file.lines import Identity
 from longrun.stores._file.place import KIND, Place, journal_name
+from longrun.stores._file.reading import Spot, locate, read_spot
 from longrun.stores._file.writes import Writes
 
 ROWS_CARRIED = 100

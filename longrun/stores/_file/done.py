@@ -19,9 +19,10 @@ from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import read_range, write_all
 from longrun.stores._file.entries import Entry, matches
 from longrun.stores._file.forms import definition_form, definition_from, head_form, head_from
-from longrun.stores._file.journal import Spot, read_spot, read_summary, remove_between, remove_locked, signpost
+from longrun.stores._file.journal import remove_between, remove_locked
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, identity_of, pack, unpack_any
 from longrun.stores._file.place import FINISHED_INDEX, Place, done_inbox_name, done_name, journal_name, stem_of
+from longrun.stores._file.reading import Spot, read_spot, read_summary, signpost
 
 GONE_LIMIT = 1000
 """Lines of removed executions that the index may hold, beside as many others, before it is written anew."""

@@ -14,8 +14,9 @@ import attrs
 from longrun.errors import CorruptDataError, StoreUnavailableError
 from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import Folder
-from longrun.stores._file.journal import Over, Spot, locate, read_spot, remove_locked, remove_older
+from longrun.stores._file.journal import Over, remove_locked, remove_older
 from longrun.stores._file.place import KIND, Place, done_inbox_name, done_name, journal_name
+from longrun.stores._file.reading import Spot, locate, read_spot
 from longrun.stores._file.writes import Writes
 
 TRIES = 100

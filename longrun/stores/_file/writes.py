@@ -31,19 +31,10 @@ from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import Folder, write_all
 from longrun.stores._file.done import Finished, bring_back, move_away
 from longrun.stores._file.entries import Entry
-from longrun.stores._file.journal import (
-    Journal,
-    Over,
-    Spot,
-    failed,
-    locate,
-    read_spot,
-    read_summary,
-    remove_locked,
-    remove_older,
-)
+from longrun.stores._file.journal import Journal, Over, failed, remove_locked, remove_older
 from longrun.stores._file.lines import fits
 from longrun.stores._file.place import KIND, Place, done_name, journal_name, stem_of
+from longrun.stores._file.reading import Spot, locate, read_spot, read_summary
 from longrun.stores.base import Answer
 
 ROUNDS = 3

@@ -1,0 +1,108 @@
+"""`longrun store info`, `store migrate` and `store copy`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from longrun.cli import _schema as schema
+from longrun.cli._connect import go, make_store, reading
+from longrun.cli._errors import FAILED, OK
+from longrun.cli._options import json_option, store_option
+from longrun.cli._summaries import counts_json, counts_line
+from longrun.cli._text import clean, hide_secrets, json_text, out, say
+
+
+@click.group("store")
+def store_command() -> None:
+    """Look at a store, migrate it, copy it to another."""
+
+
+@store_command.command("info")
+@store_option
+@json_option
+def info_command(store: str | None, as_json: bool) -> None:
+    """What kind of store it is, its settings, and how many executions it has."""
+    _show(*go(_info, make_store(store)), as_json)
+
+
+@store_command.command("migrate")
+@store_option
+@json_option
+def migrate_command(store: str | None, as_json: bool) -> None:
+    """Bring the store to the format of this version; make it, if there is none. Opening it does the same by itself."""
+    _show(*go(_info, make_store(store, create=True)), as_json)
+
+
+async def _info(store: Any) -> tuple[dict[str, object], Any]:
+    import anyio
+
+    async with reading(store) as desk:
+        await desk.store.ping()
+        return plain_facts(await anyio.to_thread.run_sync(desk.store.backend.describe)), await desk.count()
+
+
+def plain_facts(facts: Any) -> dict[str, object]:
+    """What a backend says of itself, as JSON values without a password."""
+    return {
+        str(name): value if isinstance(value, bool | int | float | type(None)) else _plain(value)
+        for name, value in facts.items()
+    }
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return [hide_secrets(str(one)) for one in value]
+    return hide_secrets(str(value))
+
+
+def _show(facts: dict[str, object], counts: Any, as_json: bool) -> None:
+    if as_json:
+        out(json_text(schema.document("store", facts=facts, counts=counts_json(counts))))
+        return
+    for name, value in facts.items():
+        shown = "; ".join(map(str, value)) or "none" if isinstance(value, list) else value
+        out(f"{clean(name):<20} {clean(shown, limit=400)}")
+    out(f"{'executions':<20} {counts_line(counts)}")
+
+
+@store_command.command("copy")
+@click.argument("source")
+@click.argument("target")
+@json_option
+def copy_command(source: str, target: str, as_json: bool) -> int:
+    """Carry every execution of SOURCE to TARGET, with its history; both are URLs or module:name.
+
+    It can be interrupted and started again. What is unfinished stays behind paused and held; what a living process
+    runs is left where it is, and the exit code is 1 then.
+    """
+    report = go(_copy, make_store(source), make_store(target, create=True), not as_json)
+    if as_json:
+        found = {"copied": list(report.copied), "present": list(report.present), "skipped": dict(report.skipped)}
+        out(json_text(schema.document("copied", **found)))
+    else:
+        for id, why in report.skipped.items():
+            say(f"left behind: {clean(id)}: {clean(why)}")
+        out(
+            f"{len(report.copied):,} copied, {len(report.present):,} there already, {len(report.skipped):,} left behind"
+        )
+    return FAILED if report.skipped else OK
+
+
+async def _copy(source: Any, target: Any, show: bool) -> Any:
+    from longrun.stores.copy import copy_store
+
+    done = 0
+
+    def progress(id: str) -> None:
+        nonlocal done
+        done += 1
+        if show and sys.stderr.isatty():
+            click.echo(f"\r{done:,} copied", nl=False, err=True)
+
+    report = await copy_store(source, target, progress=progress)
+    if show and done and sys.stderr.isatty():
+        say()
+    return report

@@ -1,0 +1,148 @@
+"""Pause, resume, cancel, retry, signal and fork: what the page may do where control is allowed.
+
+Place in the life of an execution: beside it. Each request opens a client of its own, which leaves when it is answered:
+a dashboard that is only looked at is no owner of anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import anyio
+from attrs import frozen
+from starlette.datastructures import QueryParams
+
+from longrun.client import Client
+from longrun.dashboard.listing import Filters, Listing
+from longrun.desk import UNCHANGED
+from longrun.errors import ConfigError, LongrunError
+from longrun.records import check_id
+from longrun.stores.store import CheckpointStore
+
+BODY_LIMIT = 1_000_000
+WAIT = 3.0
+"""How long to wait for the effect of one request; it stays stored after that."""
+BULK_WAIT = 1.0
+BULK_PAGE = 200
+BULK_AT_ONCE = 16
+
+Verb = Callable[[Client, str, Mapping[str, Any], float], Awaitable[dict[str, Any]]]
+
+
+def body_of(data: bytes) -> dict[str, Any]:
+    """The JSON object that a request carries; an empty one if it carries nothing."""
+    if not data:
+        return {}
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ConfigError("body", "…", "give a JSON object") from None
+    if not isinstance(value, dict):
+        raise ConfigError("body", type(value).__name__, "give a JSON object")
+    return value
+
+
+async def _pause(client: Client, id: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    await client.pause(id, hold=True, interrupt=body.get("interrupt") is True, timeout=timeout)
+    return {}
+
+
+async def _resume(client: Client, id: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    await client.resume(id, state=body.get("state", UNCHANGED), timeout=timeout)
+    return {}
+
+
+async def _cancel(client: Client, id: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    await client.cancel(id, body.get("reason"), children=body.get("children") is True, timeout=timeout)
+    return {}
+
+
+async def _retry(client: Client, id: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    await client.retry(id, state=body.get("state", UNCHANGED), timeout=timeout)
+    return {}
+
+
+async def _signal(client: Client, id: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    name: Any = body.get("name")
+    await client.signal(id, name, body.get("payload"), key=body.get("key"), timeout=timeout)
+    return {}
+
+
+async def _fork(client: Client, id: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    state, new_id = body.get("state", UNCHANGED), body.get("new_id")
+    made = await client.fork(id, checkpoint=body.get("checkpoint"), state=state, new_id=new_id)
+    return {"id": made.id}
+
+
+VERBS: Mapping[str, Verb] = {
+    "pause": _pause,
+    "resume": _resume,
+    "cancel": _cancel,
+    "retry": _retry,
+    "signal": _signal,
+    "fork": _fork,
+}
+BULK_VERBS = ("pause", "resume", "cancel")
+
+
+@frozen
+class Outcome:
+    """What a control request came to."""
+
+    done: bool
+    data: dict[str, Any]
+
+
+class Actions:
+    def __init__(self, store: CheckpointStore, listing: Listing) -> None:
+        self._store, self._listing = store, listing
+
+    async def one(self, id: str, verb: str, body: Mapping[str, Any]) -> Outcome:
+        async with Client(self._store) as client:
+            try:
+                return Outcome(True, await VERBS[verb](client, check_id(id), body, WAIT))
+            except TimeoutError:
+                return Outcome(False, {"note": f"the {verb} is stored; it takes effect at the next checkpoint"})
+
+    async def many(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The ids given, or a page of what a filter matches."""
+        ids, follows = await self._chosen(body)
+        answers: dict[str, str | None] = {}
+        limiter = anyio.CapacityLimiter(BULK_AT_ONCE)
+
+        async def act(client: Client, id: str) -> None:
+            async with limiter:
+                answers[id] = await _attempt(client, id, verb, body)
+
+        async with Client(self._store) as client, anyio.create_task_group() as tasks:
+            for id in ids:
+                tasks.start_soon(act, client, id)
+        refused = [{"id": id, "error": error} for id, error in answers.items() if error is not None]
+        return {"done": len(answers) - len(refused), "refused": refused, "next": follows}
+
+    async def _chosen(self, body: Mapping[str, Any]) -> tuple[list[str], str | None]:
+        ids, given = body.get("ids"), body.get("filter")
+        if isinstance(ids, list) and given is None and len(ids) <= BULK_PAGE:
+            return [check_id(id) for id in dict.fromkeys(map(str, ids))], None
+        if not isinstance(given, str) or ids is not None:
+            raise ConfigError("ids", "…", f"give at most {BULK_PAGE} ids, or a filter such as 'state=running'")
+        params = [
+            (key, value) for key, value in QueryParams(given).multi_items() if key not in ("sort", "limit", "after")
+        ]
+        after = body.get("after")
+        more = [("limit", str(BULK_PAGE)), *([("after", str(after))] if after is not None else [])]
+        found, follows = await self._listing.find(Filters.read(QueryParams([*params, *more])))
+        return [one.definition.id for one in found], follows
+
+
+async def _attempt(client: Client, id: str, verb: str, body: Mapping[str, Any]) -> str | None:
+    """Why it was refused; None if it was done, or is stored."""
+    try:
+        await VERBS[verb](client, id, {"reason": body.get("reason")}, BULK_WAIT)
+    except TimeoutError:
+        return None
+    except LongrunError as error:
+        return str(error)
+    return None

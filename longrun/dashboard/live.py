@@ -1,0 +1,80 @@
+"""Server-sent events: the same answer again and again, told when it has changed.
+
+Place in the life of an execution: while somebody watches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import anyio
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from longrun.dashboard.wire import to_json
+from longrun.errors import ExecutionNotFoundError, LongrunError
+from longrun.stores.store import CheckpointStore
+
+SHORTEST = 0.25
+"""At most four updates a second."""
+IDLE = 1.0
+"""How long to wait for a change before looking anyway: a step that goes on is not announced."""
+SHARE = 5
+"""Looking may take one part in so many of the time, however large the store is."""
+PING = 15
+
+Look = Callable[[], Awaitable[dict[str, Any]]]
+
+
+def stream(store: CheckpointStore, look: Look, now: Callable[[], Any]) -> EventSourceResponse:
+    return EventSourceResponse(changes(store, look, now), ping=PING, sep="\n")
+
+
+async def changes(store: CheckpointStore, look: Look, now: Callable[[], Any]) -> AsyncIterator[ServerSentEvent]:
+    """An event whenever what `look` gives is another than before; `problem` while the store does not answer."""
+    bell = Bell()
+    unwatch = store.watch(bell.ring)
+    try:
+        told = ""
+        while True:
+            began = time.monotonic()
+            bell.listen()
+            kind, text = await _look(look)
+            took = time.monotonic() - began
+            if text != told:
+                told = text
+                yield ServerSentEvent(event=kind, data=f'{{"now": {to_json(now())}, {text[1:]}')
+            if kind == "gone":
+                return
+            await anyio.sleep(max(SHORTEST, took * SHARE))
+            await bell.wait(IDLE)
+    finally:
+        unwatch()
+
+
+async def _look(look: Look) -> tuple[str, str]:
+    try:
+        return "data", to_json(await look())
+    except ExecutionNotFoundError as error:
+        return "gone", to_json({"error": str(error), "kind": type(error).__name__})
+    except LongrunError as error:
+        return "problem", to_json({"error": str(error), "kind": type(error).__name__})
+
+
+class Bell:
+    """Rung by the store's watcher when somebody else may have changed something."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    def listen(self) -> None:
+        """Forget earlier rings: what they told of is about to be looked at."""
+        self._event = anyio.Event()
+
+    async def wait(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            await self._event.wait()

@@ -1,0 +1,285 @@
+"""Where an execution's journal is, and what it says.
+
+Place in the life of an execution: claim, and every look at it. Nothing here writes, but for copies of damaged bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from longrun.errors import CorruptDataError, StoreUnavailableError
+from longrun.stored import Definition, Head
+from longrun.stores._file.contents import Contents, Mail, mail_from
+from longrun.stores._file.disk import Folder, read_range
+from longrun.stores._file.forms import definition_from, head_from
+from longrun.stores._file.lines import (
+    BrokenLineError,
+    ForeignLineError,
+    Identity,
+    Line,
+    identity_of,
+    pack,
+    unpack,
+    unpack_any,
+)
+from longrun.stores._file.place import KIND, Place, done_name, journal_name, parse_journal_name, stem_of
+
+SMALL = 1 << 15
+START_SIZE = 1 << 13
+END_SIZE = 1 << 15
+_LINE_START = b'{"crc":"'
+
+
+@attrs.frozen
+class Spot:
+    """Where the newest journal of an execution is."""
+
+    folder: Folder
+    stem: str
+    gen: int
+    name: str
+
+
+@attrs.define
+class Tail:
+    """How far a journal was read: the last record's number, and the end of the last good line."""
+
+    n: int = 0
+    end: int = 0
+    clean: bool = True
+    """Nothing stands behind `end`."""
+    broken: bool = False
+
+
+@attrs.frozen
+class Summary:
+    """What a listing needs to know of a journal, from its first and last lines."""
+
+    definition: Definition
+    born: str
+    head: Head
+    mail: Mail
+    tail: Tail
+
+
+# finding
+
+
+def locate(place: Place, id: str) -> Spot | None:
+    """The newest journal of an execution, by a few look-ups and no listing; None if there is no such execution."""
+    stem = stem_of(id)
+    for _ in range(100):  # it may move between live/ and done/ while we look
+        gen = _start_generation(place, stem)
+        if gen is None:
+            if place.done.stat(done_name(stem)) is not None:
+                return done_spot(place, stem)
+            if _start_generation(place, stem) is None and place.done.stat(done_name(stem)) is None:
+                return None
+            continue
+        while place.live.stat(journal_name(stem, gen + 1)) is not None:
+            gen += 1
+        if place.live.stat(journal_name(stem, gen)) is not None:
+            return Spot(place.live, stem, gen, journal_name(stem, gen))
+        if (spot := done_spot(place, stem)) is not None:
+            return spot
+        gen = max(_generations(place, stem), default=0)
+        if gen > 0 and place.live.stat(journal_name(stem, gen)) is not None:
+            return Spot(place.live, stem, gen, journal_name(stem, gen))
+        if gen == 0:
+            return None  # it was being deleted when a crash came: only the signpost is left
+    raise StoreUnavailableError(KIND, f"the journal of execution {id!r} keeps moving")
+
+
+def done_spot(place: Place, stem: str) -> Spot | None:
+    try:
+        first = place.done.read(done_name(stem), 0, START_SIZE)
+    except FileNotFoundError:
+        return None
+    try:
+        gen = identity_of(first.partition(b"\n")[0]).gen
+    except BrokenLineError:
+        gen = 0  # reading it will say what is wrong
+    return Spot(place.done, stem, gen, done_name(stem))
+
+
+def _start_generation(place: Place, stem: str) -> int | None:
+    """A generation from which on all later ones are there; None if nothing is in live/."""
+    try:
+        first = place.live.read(journal_name(stem, 0), 0, START_SIZE)
+    except FileNotFoundError:
+        return None
+    try:
+        return signposted(first) or 0
+    except BrokenLineError:  # also a definition longer than what was read
+        return max(_generations(place, stem), default=None)
+
+
+def signposted(first: bytes) -> int | None:
+    """Where the first line of generation 0 leads to; None if it is a journal still."""
+    _, line = unpack_any(first.partition(b"\n")[0])
+    return int(line.fields["to"]) if line.fields["kind"] == "moved" else None
+
+
+def _generations(place: Place, stem: str) -> list[int]:
+    return [found[1] for name in place.live.names() if (found := parse_journal_name(name)) and found[0] == stem]
+
+
+def signpost(id: str, gen: int) -> bytes:
+    """What stands in generation 0 once it is over."""
+    return pack(Identity(id, 0), 1, {"kind": "moved", "to": gen})
+
+
+# reading
+
+
+class Replay:
+    """Applies the lines of one journal to `contents`; what cannot be read goes to quarantine and is told."""
+
+    def __init__(self, contents: Contents, identity: Identity, aside: Callable[[bytes], str]) -> None:
+        self.contents, self.identity, self.aside = contents, identity, aside
+        self.tail = Tail()
+        self._gap = False
+
+    def run(self, data: bytes) -> Tail:
+        position = 0
+        while position < len(data):
+            end = data.find(b"\n", position)
+            if end == -1:
+                self._rest(data[position:])
+                break
+            if not self._line(data[position:end]):
+                self._pieces(data[position:end])
+            position = end + 1
+            self.tail.end = position
+        return self.tail
+
+    def _line(self, line: bytes) -> bool:
+        """Apply a line; False if it is not a good one of this journal."""
+        try:
+            found = unpack(line, self.identity)
+            if found.n <= self.tail.n:
+                return False
+            if found.n != self.tail.n + 1 and not self._gap:
+                self._tell(f"records {self.tail.n + 1} to {found.n - 1} of generation {self.identity.gen} are missing")
+            self.contents.apply(found)
+        except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError, IndexError):
+            return False
+        self.tail.n, self._gap = found.n, False
+        return True
+
+    def _pieces(self, line: bytes) -> None:
+        """A damaged line; it may be two good ones whose newline was lost."""
+        cut = line.find(_LINE_START, 1)
+        while cut != -1:
+            if self._line(line[: cut - 1]):
+                self._tell("a line's end was damaged")
+                if not self._line(line[cut:]):
+                    self._pieces(line[cut:])
+                return
+            cut = line.find(_LINE_START, cut + 1)
+        self._gap = True
+        self.tail.broken = True
+        where = self.aside(line)
+        self._tell(f"record {self.tail.n + 1} of generation {self.identity.gen} is damaged, its bytes are {where}")
+
+    def _rest(self, rest: bytes) -> None:
+        """Bytes behind the last newline: usually a write that a crash cut short, which nobody was told of."""
+        self.tail.clean = False
+        if self._line(rest) or self._line(rest[:-1]):
+            return
+
+    def _tell(self, sentence: str) -> None:
+        self.contents.shaken = True
+        self.contents.damage.append(sentence)
+
+
+def read_spot(place: Place, id: str, spot: Spot, limit: int | None = None) -> tuple[Contents, Tail]:
+    """Everything in a journal, and in the generations before it as far as they are needed; not settled yet."""
+    identity = Identity(id, spot.gen)
+    data = spot.folder.read(spot.name, 0, limit)
+    contents, tail = _replayed(place, spot, identity, data, Contents(id))
+    if contents.whole and contents.newest() is not None:
+        return contents, tail
+    earlier = Spot(place.live, spot.stem, spot.gen - 1, journal_name(spot.stem, spot.gen - 1))
+    if spot.gen == 0 or place.live.stat(earlier.name) is None:
+        return contents, tail
+    before, _ = read_spot(place, id, earlier)
+    if before.head is None:
+        return contents, tail
+    had_claim = contents.claimed
+    before.whole = False
+    before.damage += before.told
+    if not had_claim:
+        before.head = attrs.evolve(before.head, fence=before.head.fence + 1)
+    return _replayed(place, spot, identity, data, before)
+
+
+def _replayed(place: Place, spot: Spot, identity: Identity, data: bytes, contents: Contents) -> tuple[Contents, Tail]:
+    first = data.partition(b"\n")[0]
+    try:
+        unpack(first, identity)
+    except ForeignLineError as error:
+        where = place.keep_aside(spot.stem, data)
+        problem = f"its journal belongs to {error}; the bytes are {where}"
+        raise CorruptDataError(f"execution {identity.id!r}", problem) from None
+    except BrokenLineError:
+        pass  # the replay says so
+    replay = Replay(contents, identity, lambda line: place.keep_aside(spot.name, line))
+    return contents, replay.run(data)
+
+
+def read_summary(place: Place, spot: Spot, known: tuple[str, str, Definition] | None) -> Summary | None:
+    """From the ends of a journal, without its states; None where only a full reading can tell.
+
+    `known` are id, birth mark and definition of an execution that was met before."""
+    with spot.folder.opened(spot.name) as fd:
+        size = place.disk.fstat(fd).st_size
+        if size <= SMALL:
+            start = end = read_range(place.disk, fd, 0)
+            whole = True
+        else:
+            start = read_range(place.disk, fd, 0, START_SIZE) if known is None else b""
+            end = read_range(place.disk, fd, size - END_SIZE)
+            whole = False
+            size = size - END_SIZE + len(end)
+    try:
+        if known is None:
+            known = _first(start, spot)
+        identity = Identity(known[0], spot.gen)
+        found, at, clean = _last_save(end, identity, whole=whole)
+    except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
+        return None
+    _, born, definition = known
+    where = (0 if whole else size - len(end)) + at
+    return Summary(
+        definition, born, head_from(found.fields["head"]), mail_from(found.fields), Tail(found.n, where, clean)
+    )
+
+
+def _first(start: bytes, spot: Spot) -> tuple[str, str, Definition]:
+    """Id, birth mark and definition, from the first lines."""
+    for line in start.split(b"\n")[:-1][:2]:
+        identity = identity_of(line)
+        if stem_of(identity.id) != spot.stem or identity.gen != spot.gen:
+            raise BrokenLineError
+        fields = unpack(line, identity).fields
+        if fields["kind"] == "definition":
+            return identity.id, fields["born"], definition_from(identity.id, fields["definition"])
+    raise BrokenLineError
+
+
+def _last_save(end: bytes, identity: Identity, *, whole: bool) -> tuple[Line, int, bool]:
+    """The last save in a file's end, where it ends in there, and whether nothing stands behind it."""
+    stop = end.rfind(b"\n") + 1
+    clean = stop == len(end)
+    if not clean:
+        raise BrokenLineError  # a torn end, or a damaged one: a full reading tells
+    start = end.rfind(b"\n", 0, stop - 1) + 1
+    if start == 0 and not whole:
+        raise BrokenLineError  # the line began before
+    found = unpack(end[start : stop - 1], identity)
+    if found.fields["kind"] != "save":
+        raise BrokenLineError
+    return found, stop, clean

@@ -1,0 +1,91 @@
+"""One of the two stores of a pair: its backend, whether it answers, and the lock that its writers share.
+
+Place in the life of an execution: claim, checkpoint, finish, below the replicated store.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from longrun.errors import StoreUnavailableError
+from longrun.stores.base import StoreBackend
+
+
+class LostError(Exception):
+    """A side did not answer. `error` is what its backend said; what it was asked to do is unknown."""
+
+    def __init__(self, side: Side, error: StoreUnavailableError) -> None:
+        self.side, self.error = side, error
+        super().__init__(f"the {side.name} does not answer")
+
+
+class Side:
+    """A backend under its name in the pair, `primary` or `secondary`. Any thread may call; its writers take turns."""
+
+    def __init__(self, name: str, backend: StoreBackend) -> None:
+        self.name, self.backend = name, backend
+        self.problem: str | None = "it was not opened yet"
+        """Why it cannot be used; None while it answers."""
+        self.strikes = 0
+        """Failed calls since the last one that was answered."""
+        self._opened = False
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.backend.kind}>"
+
+    @property
+    def healthy(self) -> bool:
+        return self.problem is None
+
+    def open(self) -> bool:
+        """Open it if it is not open; False if it does not answer. What can never work is raised."""
+        with self._lock:
+            if self._opened:
+                return True
+            try:
+                self.backend.open()
+            except StoreUnavailableError as error:
+                self._failed(error)
+                return False
+            self._opened, self.problem, self.strikes = True, None, 0
+            return True
+
+    def close(self) -> None:
+        with self._lock:
+            opened, self._opened = self._opened, False
+            self.problem = "it is closed"
+            if opened:
+                self.backend.close()
+
+    def answers(self) -> bool:
+        """Whether it answers now."""
+        try:
+            if self.open():
+                self.read("ping")
+        except LostError:
+            return False
+        return self.problem is None
+
+    def write(self, call: str, *args: Any) -> Any:
+        """A call that changes something: one at a time."""
+        with self._lock:
+            return self.read(call, *args)
+
+    def read(self, call: str, *args: Any, **options: Any) -> Any:
+        if not self._opened:
+            raise LostError(self, StoreUnavailableError(self.backend.kind, f"the {self.name} is not open"))
+        try:
+            answer = getattr(self.backend, call)(*args, **options)
+        except StoreUnavailableError as error:
+            self._failed(error)
+            raise LostError(self, error) from error
+        if call != "ping":  # a store that pings and yet refuses every write is no good
+            self.strikes = 0
+        self.problem = None
+        return answer
+
+    def _failed(self, error: StoreUnavailableError) -> None:
+        self.problem = error.problem
+        self.strikes += 1

@@ -1,0 +1,134 @@
+"""A term: which of the two stores is active, whether the other one is level with it, and the number that orders terms.
+
+Place in the life of an execution: between a store that died and the one that goes on. The newest term is kept in both
+stores, in a record that looks like an execution and is never shown as one; a side whose record is older than the newest
+term missed something, and is not used before it was brought up to date.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from longrun.errors import CorruptDataError, NewerFormatError, StoreUnavailableError
+from longrun.records import ExecutionState
+from longrun.stored import Boundary, Create, Definition, Head, Loaded, Save
+from longrun.stores._replicated.side import Side
+
+FORMAT = 1
+WORKFLOW = "longrun.replica"
+TERM_ID = "longrun.replica.term"
+GONE_ID = "longrun.replica.gone"
+RESERVED = frozenset({TERM_ID, GONE_ID})
+
+LEVEL = "level"
+"""The standby has everything that was acknowledged."""
+JOINING = "joining"
+"""It is written to, and is being brought up to date; it must not become active."""
+BEHIND = "behind"
+"""It is not written to."""
+
+TRIES = 20
+
+
+@frozen(kw_only=True)
+class Term:
+    """`generation` grows by one with every change; what is below the newest one is refused."""
+
+    generation: int
+    pair: str
+    """The name of the two stores together: a store of another pair is refused."""
+    active: str
+    standby: str
+    tail: bool = False
+    """The standby was active before, in asynchronous mode: it may have what this side never got."""
+    by: str = attrs.field(factory=lambda: uuid.uuid4().hex)
+    """A mark of who proposed it, so that an answer that was lost can be read back."""
+
+    def to_text(self) -> str:
+        return json.dumps({"format": FORMAT, **attrs.asdict(self)}, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> Term:
+        try:
+            fields = json.loads(text)
+            if fields.pop("format") > FORMAT:
+                raise NewerFormatError("the record of a replicated store", "newer", FORMAT)
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptDataError("the record of a replicated store", "it cannot be read") from error
+
+
+def read_term(side: Side) -> Term | None:
+    loaded: Loaded | None = side.read("load", TERM_ID)
+    return None if loaded is None else Term.from_text(loaded.head.reason or "")
+
+
+def write_term(side: Side, term: Term, now: float) -> Term:
+    """Store it unless the side knows that one or a newer one; the one that is stored now."""
+    for _ in range(TRIES):
+        stored = read_term(side)
+        if stored is not None and stored.generation >= term.generation:
+            return stored
+        _put(side, TERM_ID, now, reason=term.to_text())
+    raise StoreUnavailableError(side.backend.kind, "others change the record of the pair again and again")
+
+
+def tombstones(side: Side) -> frozenset[str]:
+    """Ids of what was deleted here while the other side could not be told."""
+    loaded: Loaded | None = side.read("load", GONE_ID)
+    return frozenset() if loaded is None else frozenset(loaded.entries)
+
+
+def bury(side: Side, ids: Iterable[str], now: float) -> None:
+    """Note what is about to be deleted."""
+    missing = set(ids)
+    for _ in range(TRIES):
+        missing -= tombstones(side)
+        if not missing:
+            return
+        _put(side, GONE_ID, now, put=dict.fromkeys(sorted(missing), b"1"))
+    raise StoreUnavailableError(side.backend.kind, "others note their deletions at the same time, again and again")
+
+
+def forget(side: Side, ids: Iterable[str], now: float) -> None:
+    """The other side knows of these deletions."""
+    known = tombstones(side) & set(ids)
+    if known:
+        _put(side, GONE_ID, now, drop=tuple(sorted(known)))
+
+
+def _put(
+    side: Side,
+    id: str,
+    now: float,
+    *,
+    reason: str | None = None,
+    put: Mapping[str, bytes] | None = None,
+    drop: tuple[str, ...] = (),
+) -> None:
+    """One write to a reserved record. Two at once: one of them is not stored, so whoever calls reads it back."""
+    loaded: Loaded | None = side.read("load", id)
+    if loaded is None:
+        side.write("commit", [_reserved(id, now, reason)])
+        if put is None:
+            return
+        loaded = side.read("load", id)
+    if loaded is not None:
+        head = attrs.evolve(loaded.head, revision=loaded.head.revision + 1, updated=now, reason=reason)
+        changes: dict[str, Any] = {"put": put or {}, "drop": drop}
+        side.write("commit", [Save(id=id, head=head, **changes)])
+
+
+def _reserved(id: str, now: float, reason: str | None) -> Create:
+    """Paused and held: no claim, no start-up pass and no retention ever takes it."""
+    return Create(
+        definition=Definition(id=id, workflow=WORKFLOW, created=0.0),
+        head=Head(state=ExecutionState.PAUSED, hold=True, seq=1, updated=now, reason=reason),
+        boundary=Boundary(seq=1, kind="start", step=0, next=0, ended=now, data=b"null", size=4),
+    )

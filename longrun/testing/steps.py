@@ -1,0 +1,190 @@
+"""`run_step`: one step on its own, with a context that behaves like the real one and keeps everything in memory.
+
+Place in the life of an execution: run a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from longrun import codec
+from longrun.attempt import Attempt
+from longrun.context import StepContext, SyncStepContext
+from longrun.ledger import Ledger
+from longrun.port import StepInfo
+from longrun.records import Progress
+from longrun.registry import DIRECTIVES, Step, StepFunction, StepRegistry
+from longrun.threads import StepThreads
+
+Children = Callable[[Any, Any, str], Any]
+"""Stands for the children that a step starts: workflow, state and key in, the child's result out."""
+
+
+@frozen(kw_only=True)
+class StepRun:
+    """What a step did."""
+
+    returned: Any
+    """What the function returned."""
+    state: Any
+    """The next state, taken out of the directive if it was one; through the codec, as the next step would get it."""
+    directive: Any = None
+    """The `Goto`, `Repeat`, `Finish`, `Sleep` or `WaitFor`; None for a plain state."""
+    local: dict[Any, Any] = field(factory=dict)
+    """`ctx.local` as the step left it."""
+    progress: tuple[Progress, ...] = ()
+    """What was shown, in order."""
+    saves: int = 0
+    """How often progress was made durable inside the step."""
+    entries: Mapping[str, bytes] = field(factory=dict, repr=False)
+    """Cursors, memos and `local`: give it as `entries` to take the step up where this one stopped."""
+
+
+class _Host:
+    """What an attempt needs from the runner of its execution, without one."""
+
+    attention = False
+    checkpoint_interval = 0.0
+
+    def __init__(self, ledger: Ledger, children: Children | None) -> None:
+        self._ledger, self._children = ledger, children
+        self.saves = 0
+        self.shown: list[Progress] = []
+
+    @property
+    def unsaved(self) -> bool:
+        return self._ledger.dirty
+
+    def save_progress(self, done: Callable[[Any], object]) -> None:
+        self._ledger.collect()
+        self.saves += 1
+        done(None)
+
+    async def commit_progress(self) -> None:
+        self._ledger.collect()
+        self.saves += 1
+
+    def stop_here(self) -> bool:
+        return False
+
+    def show_progress(self, progress: Progress) -> None:
+        self.shown.append(progress)
+
+    def shutdown_left(self) -> float | None:
+        return None
+
+    async def start_child(self, workflow: Any, state: Any, key: str) -> Any:
+        if self._children is None:
+            raise LookupError("the step starts a child: give run_step a `children` function that answers for it")
+        return _Child(key, self._children(workflow, state, key))
+
+
+class _Child:
+    """Stands for the handle of a child that has ended."""
+
+    def __init__(self, key: str, result: Any) -> None:
+        self.id = f"test~1~{key}"
+        self._result = result
+
+    async def result(self) -> Any:
+        return self._result
+
+
+async def run_step(
+    step: Step | StepFunction,
+    state: Any = None,
+    *,
+    attempt: int = 1,
+    iteration: int = 0,
+    signal: Any = None,
+    timed_out: bool = False,
+    local: Mapping[Any, Any] | None = None,
+    entries: Mapping[str, bytes] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    children: Children | None = None,
+    execution_id: str = "test",
+    workflow: str = "test",
+    step_index: int = 0,
+    visit: int = 1,
+) -> StepRun:
+    """Run one step with a context as it would have it there, and tell what it did. What it raises is raised here.
+
+    The state goes in and out through the codec, so what could not be stored fails here too. A step for a child process
+    runs in a thread.
+    """
+    found = step if isinstance(step, Step) else StepRegistry().register(_name_of(step), step)
+    ledger = Ledger(_with_local(entries, local))
+    info = StepInfo(
+        execution_id=execution_id,
+        workflow=workflow,
+        step=found.name,
+        step_index=step_index,
+        attempt=attempt,
+        iteration=iteration,
+        visit=visit,
+        metadata=metadata or {},
+        signal=signal,
+        timed_out=timed_out,
+    )
+    host = _Host(ledger, children)
+    returned, left = await _call(found, info, host, ledger, _through_the_codec(state, found.state_type))
+    directive = returned if isinstance(returned, DIRECTIVES) else None
+    state = returned if directive is None else directive.state
+    return StepRun(
+        returned=returned,
+        state=_through_the_codec(state, found.result_type),
+        directive=directive,
+        local=left,
+        progress=tuple(host.shown),
+        saves=host.saves,
+        entries=dict(ledger.entries),
+    )
+
+
+class _Calling:
+    """Calls a step's function and keeps the context that it was given."""
+
+    context: StepContext | None = None
+
+    async def run(self, attempt: Attempt, state: Any) -> Any:
+        step = attempt.step
+        args: tuple[Any, ...] = (state,)
+        if step.takes_context:
+            context = self.context = attempt.context()
+            args = (context if step.is_async else SyncStepContext.of(context), state)
+        if step.is_async:
+            return await step.function(*args)
+        return await attempt.run_sync(step.function, *args)
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def _call(step: Step, info: StepInfo, host: _Host, ledger: Ledger, state: Any) -> tuple[Any, dict[Any, Any]]:
+    threads, engine = StepThreads(), _Calling()
+    try:
+        outcome = await Attempt(host, step, info, ledger, threads).run(engine, state)
+    finally:
+        threads.close()
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.value, {} if engine.context is None else dict(engine.context.local)
+
+
+def _name_of(function: StepFunction) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    return "step" if name == "<lambda>" else name
+
+
+def _with_local(entries: Mapping[str, bytes] | None, local: Mapping[Any, Any] | None) -> dict[str, bytes]:
+    given = dict(entries or {})
+    if local is not None:
+        given["local"] = codec.encode(dict(local), dict, path="local")
+    return given
+
+
+def _through_the_codec(state: Any, annotation: Any) -> Any:
+    return codec.decode(codec.encode(state, annotation), annotation)

@@ -1,0 +1,188 @@
+"""The command line as a whole: quick, complete, one exit code a kind of error, never a traceback or a password."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import longrun
+from longrun import errors
+from longrun.cli import _errors, main
+from longrun.cli.main import COMMANDS
+from tests.cli.conftest import APP, call, environment, finished, prepare
+
+
+def test_help_names_every_command_without_loading_any() -> None:
+    shown = call("--help").stdout
+    assert [name for name in COMMANDS if not re.search(rf"^  {name} ", shown, re.MULTILINE)] == []
+    wanted = "demo run list show watch pause resume cancel retry signal fork delete events workers worker dashboard"
+    assert {*wanted.split(), "plan", "doctor", "gc", "store"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_of_its_own(name: str) -> None:
+    shown = call(name, "--help").stdout
+    assert shown.startswith(f"Usage: longrun {name}")
+    assert main.get_command(None, name).name == name  # type: ignore[arg-type, union-attr]
+
+
+def test_version() -> None:
+    assert longrun.__version__ in call("--version").stdout
+
+
+def test_start_up_is_about_as_quick_as_importing_click() -> None:
+    """The limit is 2.5; the best of several, and a little room for a busy machine."""
+
+    def best(*words: str) -> float:
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, env=environment())
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    assert best("-m", "longrun", "--help") < 2.5 * best("-c", "import click") + 0.02
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom longrun.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'anyio', 'attrs', 'rich', 'structlog', 'asyncio', 'sqlite3', 'longrun.executor', 'longrun.stores'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_every_export_is_what_type_checkers_are_told() -> None:
+    """The lazy names and the imports for type checkers are two lists that must be one."""
+    source = Path(longrun.__file__).read_text()
+    told = {
+        name: module
+        for module, name in re.findall(r"^    from longrun\.(\w+) import (\w+) as \2$", source, re.MULTILINE)
+    }
+    assert told == longrun._WHERE
+    for name in longrun.__all__:
+        assert getattr(longrun, name) is not None
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ExecutionNotFoundError("a"), 3),
+        (errors.ExecutionExistsError("a", "b", "c"), 2),
+        (errors.ConfigError("a", 1, "b"), 2),
+        (errors.InvalidIdError("..", "no"), 2),
+        (errors.UnknownWorkflowError("a"), 2),
+        (errors.ExecutionFailedError("a"), 1),
+        (errors.ExecutionCancelledError("a"), 1),
+        (errors.ExecutionBlockedError("a"), 1),
+        (errors.InvalidStateError("a", "failed", "pause"), 1),
+        (errors.StoreUnavailableError("file", "gone"), 5),
+        (errors.StoreSettingsError("file", "bad"), 5),
+        (errors.MissingExtraError("x", "y"), 5),
+        (errors.NewerFormatError("x", 2, 1), 5),
+        (errors.CorruptDataError("x", "y"), 1),
+        (TimeoutError("late"), 1),
+        (KeyboardInterrupt(), 130),
+        (BaseExceptionGroup("both", [ValueError("x"), errors.ExecutionNotFoundError("a")]), 3),
+    ],
+)
+def test_every_expected_error_has_its_code(error: BaseException, code: int) -> None:
+    assert _errors.report(error) == code
+
+
+def test_a_defect_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        _errors.report(ZeroDivisionError())
+
+
+def test_every_error_of_the_library_is_expected() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LongrunError)]
+    assert all(any(issubclass(kind, known) for known, _ in _errors.CODES) for kind in kinds)
+
+
+def test_usage_is_2(url: str) -> None:
+    assert "Try 'longrun show --help'" in call("show", code=2).stderr
+    call("shwo", code=2)
+    call("list", "--state", "asleep", code=2)
+    call("list", "--since", "yesterday-ish", code=2)
+    prepare(url)
+    call("show", "../etc", "--store", url, code=2)
+    call("list", "--store", "ftp://x", code=5)
+
+
+def test_not_found_is_3(url: str) -> None:
+    prepare(url)
+    for words in (["show"], ["events"], ["pause"], ["resume"], ["cancel"], ["retry"], ["delete"], ["fork"], ["plan"]):
+        assert "there is no execution 'nope'" in call(*words, "nope", "--store", url, code=3).stderr
+    call("signal", "nope", "go", "--store", url, code=3)
+
+
+def test_store_unavailable_is_5_and_looking_leaves_no_store_behind(tmp_path: Path) -> None:
+    for words in (["list"], ["show", "a"], ["watch", "--once"], ["doctor"], ["cancel", "a"], ["store", "info"]):
+        assert "there is none" in call(*words, "--store", f"file:{tmp_path / 'nowhere'}", code=5).stderr
+        call(*words, "--store", f"sqlite:///{tmp_path / 'nowhere.db'}", code=5)
+    assert not (tmp_path / "nowhere").exists()
+    assert not (tmp_path / "nowhere.db").exists()
+    call("list", "--store", "redis://127.0.0.1:1/0", code=5)
+
+
+def test_a_password_never_shows(tmp_path: Path) -> None:
+    for url in ("postgresql://me:s3cret@127.0.0.1:1/db?connect_timeout=2", "redis://me:s3cret@127.0.0.1:1/0"):
+        for words in (["list"], ["doctor"], ["run", APP, "site", "--id", "a"]):
+            assert "s3cret" not in call(*words, "--store", url, code=5).output
+    assert "s3cret" not in call("list", "--store", "nowhere://me:s3cret@host", code=5).output
+
+
+def test_an_application_that_does_not_import_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "broken_app.py").write_text("import sys\n\nraise RuntimeError('no \\x1b[31m way')\n")
+    shown = call("run", "broken_app:registry", "x", code=2).stderr
+    assert "RuntimeError: no \\x1b[31m way" in shown
+    assert "broken_app.py, line 3" in shown
+    assert "has no" in call("run", "tests.cli.sample_app:nothing", "x", code=2).stderr
+    assert "not a StepRegistry" in call("run", "tests.cli.sample_app:HOSTILE", "x", code=2).stderr
+    assert "which workflow?" in call("run", APP, code=2).stderr
+    assert "no workflow named 'x'" in call("run", APP, "x", code=2).stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error(file_url: str) -> None:
+    prepare(file_url, finished("site", {}, "a"))
+    command = f"{sys.executable} -m longrun show a --json --store {file_url} | true"
+    done = subprocess.run(
+        ["bash", "-c", command], check=False, env=environment(), capture_output=True, text=True, timeout=30
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str) -> None:
+    assert "_LONGRUN_COMPLETE" in call("completion", shell).stdout
+
+
+def test_commands_complete_without_being_loaded() -> None:
+    words = {"_LONGRUN_COMPLETE": "bash_complete", "COMP_WORDS": "longrun wor", "COMP_CWORD": "1"}
+    script = "import sys\nfrom longrun.cli import main\nmain(prog_name='longrun')"
+    done = subprocess.run([sys.executable, "-c", script], check=False, env=environment(**words), stdout=-1, text=True)
+    assert done.stdout.split() == ["plain,workers", "plain,worker"]
+
+
+def test_the_dashboard_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    found = importlib.util.find_spec
+
+    def without(name: str, package: str | None = None) -> object:
+        return None if name == "uvicorn" else found(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    assert "pip install 'longrun[web]'" in call("dashboard", code=5).stderr

@@ -1,0 +1,298 @@
+"""Leaving: running steps get time to reach a point, then are cancelled; nothing of it is stored as cancelled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from longrun import Executor, ExecutorConfig, MemoryCheckpointStore, StepContext, StepRegistry, StepInterrupted, SyncStepContext
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def store() -> MemoryCheckpointStore:
+    return MemoryCheckpointStore()
+
+
+async def test_a_step_that_comes_to_its_end_is_kept_and_the_next_is_left_to_the_next_start(store):
+    registry = StepRegistry()
+    begun, calls = anyio.Event(), []
+
+    @registry.step
+    async def first(ctx: StepContext, state: int) -> int:
+        calls.append("first")
+        begun.set()
+        while not ctx.shutting_down:
+            await store.ping()
+        assert ctx.time_left is not None
+        assert 0 < ctx.time_left <= 10
+        return state + 1
+
+    @registry.step
+    async def second(state: int) -> int:
+        calls.append("second")
+        return state + 1
+
+    registry.workflow("work", [first, second])
+    async with Executor(registry, store=store) as executor:
+        await executor.start("work", 0, id="a")
+        await begun.wait()
+    head = (await store.load("a")).head
+    assert (head.state, head.owner, head.step, head.crashes) == ("running", None, 1, 0)
+    assert calls == ["first"]
+    async with Executor(registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == 2
+    assert calls == ["first", "second"]
+
+
+async def test_a_step_is_stopped_at_its_next_checkpoint_with_its_progress(store):
+    registry = StepRegistry()
+    begun, seen = anyio.Event(), []
+
+    @registry.step
+    async def work(ctx: StepContext, state: Any) -> list:
+        async for n in ctx.each("numbers", range(5)):
+            seen.append(n)
+            if n == 2 and not begun.is_set():
+                begun.set()
+                while not ctx.shutting_down:
+                    await store.ping()
+        return seen
+
+    registry.workflow("work", [work])
+    async with Executor(registry, store=store) as executor:
+        await executor.start("work", id="a")
+        await begun.wait()
+    async with Executor(registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == [0, 1, 2, 3, 4]
+
+
+async def test_after_the_time_out_a_step_is_cancelled_and_repeats_the_same_attempt(store):
+    registry = StepRegistry()
+    begun, attempts = anyio.Event(), []
+
+    @registry.step
+    async def work(ctx: StepContext, state: Any) -> str:
+        attempts.append(ctx.attempt)
+        if len(attempts) == 1:
+            begun.set()
+            await anyio.sleep_forever()
+        return "done"
+
+    registry.workflow("work", [work])
+    async with Executor(registry, store=store, config=ExecutorConfig(drain_timeout=0.05)) as executor:
+        await executor.start("work", id="a")
+        await begun.wait()
+    head = (await store.load("a")).head
+    assert (head.state, head.owner, head.attempt) == ("running", None, 0)
+    async with Executor(registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == "done"
+    assert attempts == [1, 1]
+
+
+async def test_a_program_that_is_being_cancelled_still_gives_everything_back(store):
+    registry = StepRegistry()
+    begun = anyio.Event()
+
+    @registry.step
+    async def work(state: Any) -> Any:
+        begun.set()
+        await anyio.sleep_forever()
+
+    registry.workflow("work", [work])
+    with anyio.CancelScope() as scope:
+        async with Executor(registry, store=store, config=ExecutorConfig(drain_timeout=0.05)) as executor:
+            run = await executor.start("work", id="a")
+            await begun.wait()
+            scope.cancel()
+            await run.result()
+    assert scope.cancelled_caught
+    head = (await store.load("a")).head
+    assert (head.state, head.owner) == ("running", None)
+    async with store:
+        assert await store.owners() == []
+
+
+async def test_an_error_in_the_block_comes_out_as_it_is(store):
+    with pytest.raises(ZeroDivisionError):
+        async with Executor(StepRegistry(), store=store):
+            raise ZeroDivisionError
+    async with store:
+        assert await store.owners() == []
+
+
+async def test_what_was_queued_paused_or_parked_is_free_afterwards(store):
+    registry = StepRegistry()
+    begun = anyio.Event()
+
+    @registry.step
+    async def work(state: Any) -> Any:
+        begun.set()
+        await anyio.sleep_forever()
+
+    registry.workflow("work", [work])
+    config = ExecutorConfig(drain_timeout=0.05, max_concurrency=1)
+    async with Executor(registry, store=store, config=config) as executor:
+        run = await executor.start("work", id="paused")
+        await begun.wait()
+        await run.pause(interrupt=True, hold=True)
+        begun = anyio.Event()
+        for id in ("running", "queued"):
+            await executor.start("work", id=id)
+        await begun.wait()
+    for id, state in (("paused", "paused"), ("running", "running"), ("queued", "running")):
+        head = (await store.load(id)).head
+        assert (head.state, head.owner) == (state, None)
+
+
+async def test_a_step_that_swallows_its_cancellation_for_a_while_keeps_what_it_returned(store):
+    registry = StepRegistry()
+    begun = anyio.Event()
+
+    @registry.step
+    async def stubborn(state: Any) -> str:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        except BaseException:  # noqa: BLE001, S110 -- that is the point
+            pass
+        return "kept"
+
+    @registry.step
+    async def after(state: str) -> str:
+        return state + "!"
+
+    registry.workflow("work", [stubborn, after])
+    async with Executor(registry, store=store, config=ExecutorConfig(drain_timeout=0.05)) as executor:
+        await executor.start("work", id="a")
+        await begun.wait()
+    async with Executor(registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == "kept!"
+
+
+async def test_a_thread_that_goes_on_keeps_nobody_from_leaving(store):
+    registry = StepRegistry()
+    begun, let_go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    @registry.step
+    def work(ctx: SyncStepContext, state: Any) -> str:
+        begun.set()
+        let_go.wait()
+        try:
+            ctx.checkpoint()
+        except StepInterrupted:
+            ended.set()
+        return "thrown away"
+
+    registry.workflow("work", [work])
+    async with Executor(registry, store=store, config=ExecutorConfig(drain_timeout=0.05)) as executor:
+        await executor.start("work", id="a")
+        await anyio.to_thread.run_sync(begun.wait)
+    head = (await store.load("a")).head
+    assert (head.state, head.owner, head.step) == ("running", None, 0)
+    let_go.set()
+    await anyio.to_thread.run_sync(ended.wait)
+
+
+SERVER = """
+    import sys
+    import anyio
+    from longrun import Executor, ExecutorConfig, StepRegistry
+
+    registry = StepRegistry()
+
+    @registry.step
+    async def work(state: dict) -> dict:
+        print("begun", flush=True)
+        await anyio.sleep_forever()
+
+    registry.workflow("work", [work])
+
+    async def main() -> None:
+        config = ExecutorConfig(drain_timeout=float(sys.argv[2]))
+        async with Executor(registry, store="sqlite:///work.db", config=config) as executor:
+            await executor.start("work", {}, id="a")
+            if sys.argv[3] == "serve":
+                await executor.serve()
+                print("drained", flush=True)
+            else:
+                await anyio.sleep_forever()
+
+    try:
+        anyio.run(main, backend=sys.argv[1])
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    """
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def loop(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def serve(directory: Path, loop: str, drain: float, how: str) -> subprocess.Popen[str]:
+    (directory / "program.py").write_text(textwrap.dedent(SERVER))
+    process = subprocess.Popen(
+        [sys.executable, "program.py", loop, str(drain), how],
+        cwd=directory,
+        env={"PYTHONPATH": str(ROOT), "LONGRUN_RUN_DIR": str(directory / "run"), "PATH": os.environ["PATH"]},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+def left_behind(directory: Path) -> tuple[str, str | None]:
+    from longrun import open_store
+
+    async def look() -> tuple[str, str | None]:
+        async with open_store(f"sqlite:///{directory}/work.db") as store:
+            head = (await store.load("a")).head
+            return str(head.state), head.owner
+
+    return anyio.run(look)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_drains_at_a_signal(tmp_path, loop, number):
+    process = serve(tmp_path, loop, 0.1, "serve")
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30)
+    assert (output, errors, process.returncode) == ("drained\n", "", 0)
+    assert left_behind(tmp_path) == ("running", None)
+
+
+def test_a_second_signal_during_the_drain_ends_the_patience(tmp_path, loop):
+    process = serve(tmp_path, loop, 3600, "serve")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert (output, process.returncode) == ("drained\n", 0)
+    assert left_behind(tmp_path) == ("running", None)
+
+
+def test_a_second_control_c_during_the_drain_ends_the_program_and_costs_nothing(tmp_path, loop):
+    """Without `serve` the program is interrupted like any other; what it ran is taken up by the next one."""
+    process = serve(tmp_path, loop, 3600, "sleep")
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            continue
+    output, _ = process.communicate(timeout=30)
+    assert output == "interrupted\n"
+    assert left_behind(tmp_path)[0] == "running"

@@ -1,0 +1,133 @@
+"""`crash_matrix` finds every point at which a workflow can crash, and names those where a crash changes something."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from longrun import StepRegistry
+from longrun.errors import ConfigError
+from longrun.testing import CrashPoint, Effects, crash_matrix, crash_points, crash_tests
+from tests.testing.workflows import answer, effects, registry
+
+test_one_line_gives_a_test_for_each_point = crash_tests(registry, "forgetful", {"a": 1}, same=lambda first, second: True)
+
+
+async def test_a_sound_workflow_survives_every_point() -> None:
+    report = await crash_matrix(registry, "sound", {"a": 1}, effects=effects, drive=answer)
+    assert report.ok, str(report)
+    assert not report.missed, str(report)
+    assert "all survived" in str(report)
+
+
+async def test_every_kind_of_point_is_there() -> None:
+    report = await crash_matrix(registry, "sound", {}, effects=effects, drive=answer, awaits=True)
+    text = "\n".join(map(str, report.points))
+    for kind in (
+        "before the start of",
+        "after the start of",
+        "before the checkpoint of .* step at step 0 'fetch'",
+        "after the checkpoint of .* finish at step 4 'note'",
+        "failed attempt 1",
+        "after a claim",
+        "at the event step_completed of .* 'fetch'",
+        "at an item of 'pages' .*no. 3",
+        "at an item of 'people'",
+        "after the effect 'charge'",
+        "at an await in step 1 'crawl'",
+    ):
+        assert re.search(kind, text), f"{kind}\n{text}"
+    assert report.ok, str(report)
+
+
+async def test_an_effect_without_a_key_is_seen_twice() -> None:
+    report = await crash_matrix(registry, "mails", {}, effects=effects)
+    assert not report.ok
+    assert not report.failures
+    doubled = {str(one.point): one.times for one in report.doubled_effects}
+    assert doubled["after the effect 'mail'"] == 2
+    assert "before the effect 'mail'" not in doubled
+    assert "'mail' happened 2 times" in str(report)
+    with pytest.raises(AssertionError, match="mail"):
+        report.check()
+
+
+async def test_an_effect_may_be_tolerated() -> None:
+    report = await crash_matrix(registry, "mails", {}, effects=effects, tolerate=["mail"])
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("workflow", ["forgetful", "miscounts"])
+async def test_what_is_kept_outside_the_state_is_found(workflow: str) -> None:
+    report = await crash_matrix(registry, workflow, {})
+    assert report.failures
+    assert "undisturbed completed with" in str(report.failures[0])
+
+
+async def test_only_the_points_asked_for_are_crashed() -> None:
+    point = CrashPoint("after", "the start of crash-test")
+    report = await crash_matrix(registry, "mails", {}, points=[point])
+    assert report.points == (point,)
+    assert report.ok
+
+
+async def test_a_point_that_is_never_reached_is_no_success() -> None:
+    report = await crash_matrix(registry, "mails", {}, points=[CrashPoint("after", "the end of time")])
+    assert report.missed
+    assert not report.ok
+
+
+async def test_a_workflow_that_fails_must_fail_in_the_same_way() -> None:
+    own = StepRegistry()
+
+    async def breaks(state: dict) -> dict:
+        raise ValueError("always")
+
+    own.workflow("breaks", [breaks])
+    report = await crash_matrix(own, "breaks", {})
+    assert report.ok, str(report)
+
+
+async def test_a_real_kill_in_a_child_is_survived() -> None:
+    """The same points, each a SIGKILL (I1, I2)."""
+    chosen = [
+        CrashPoint("before", "the checkpoint of crash-test: step at step 0 'fetch'"),
+        CrashPoint("after", "the checkpoint of crash-test: step at step 0 'fetch'"),
+        CrashPoint("after", "the effect 'mail'"),
+    ]
+    report = await crash_matrix(registry, "mails", {}, effects=effects, points=chosen, kill=True)
+    assert not report.missed, str(report)
+    assert not report.failures, str(report)
+    assert [one.point for one in report.doubled_effects] == [chosen[2]]
+
+
+async def test_a_child_must_be_able_to_find_the_registry() -> None:
+    with pytest.raises(ConfigError, match="registry"):
+        await crash_matrix(_hidden(), "w", {}, kill=True)
+
+
+def _hidden() -> StepRegistry:
+    own = StepRegistry()
+
+    async def only(state: dict) -> dict:
+        return state
+
+    own.workflow("w", [only])
+    return own
+
+
+def test_the_points_can_be_listed() -> None:
+    points = crash_points(registry, "mails", {})
+    assert CrashPoint("before", "the start of crash-test") in points
+
+
+def test_an_effect_with_a_key_counts_once() -> None:
+    recorder = Effects()
+    for _ in range(2):
+        recorder("pay", key="one")
+        recorder("log")
+    assert recorder.counts == {"pay": 1, "log": 2}
+    assert len(recorder) == 4
+    recorder.clear()
+    assert list(recorder) == []

@@ -1,0 +1,87 @@
+"""Workflows for the tests of `longrun.testing`: one that survives every crash, and some with the usual mistakes."""
+
+from __future__ import annotations
+
+from longrun import ExecutionHandle, RetryPolicy, Sleep, StepContext, StepRegistry, SyncStepContext, WaitFor
+from longrun.testing import Effects
+
+registry = StepRegistry()
+effects = Effects()
+
+
+@registry.step
+async def fetch(state: dict) -> dict:
+    return {**state, "pages": 3}
+
+
+@registry.step(retry=RetryPolicy(max_attempts=3))
+async def crawl(ctx: StepContext, state: dict) -> dict:
+    if ctx.attempt == 1:
+        raise ConnectionError("the first attempt always fails")
+    async for page in ctx.each("pages", range(state["pages"])):
+        ctx.local["bytes"] = ctx.local.get("bytes", 0) + 1000 * page
+    return {**state, "bytes": ctx.local["bytes"]}
+
+
+@registry.step
+async def charge(ctx: StepContext, state: dict) -> Sleep:
+    effects("charge", key=ctx.idempotency_key)
+    return Sleep(24 * 3600, state)
+
+
+@registry.step
+def ask(ctx: SyncStepContext, state: dict) -> WaitFor:
+    for n in ctx.each("people", ["ann", "bob"]):
+        effects("ask", key=f"{ctx.idempotency_key}/{n}")
+    return WaitFor("answer", state)
+
+
+@registry.step
+async def note(ctx: StepContext, state: dict) -> dict:
+    return {**state, "answer": ctx.signal}
+
+
+registry.workflow("sound", [fetch, crawl, charge, ask, note])
+
+
+async def answer(run: ExecutionHandle) -> None:
+    await run.signal("answer", 42, key="answer")
+
+
+@registry.step
+async def mail(state: dict) -> dict:
+    effects("mail")
+    return state
+
+
+registry.workflow("mails", [fetch, mail])
+
+_remembered: list[int] = []
+
+
+@registry.step
+async def remember(state: dict) -> dict:
+    """It keeps something outside its state."""
+    _remembered.append(1)
+    return {**state, "seen": len(_remembered)}
+
+
+@registry.step
+async def forget(state: dict) -> dict:
+    _remembered.clear()
+    return state
+
+
+registry.workflow("forgetful", [forget, fetch, remember])
+
+
+@registry.step
+async def count_items(ctx: StepContext, state: dict) -> dict:
+    """It counts in a variable what only the cursor remembers."""
+    n = 0
+    async for _ in ctx.each("items", range(3), every=1):
+        n += 1
+    return {**state, "n": n}
+
+
+registry.workflow("miscounts", [count_items])
