@@ -6,6 +6,7 @@ is called (in the loop, in a thread, in a child process) is an `Engine`'s busine
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from longrun.branches import as_failure
 from longrun.context import StepContext, SyncStepContext, root_context
 from longrun.errors import ContextClosedError, StepError, StepInterrupted, StepTimeoutError
 from longrun.ledger import Ledger
-from longrun.loops import current_loop
+from longrun.loops import Loop
 from longrun.port import StepInfo
 from longrun.records import Progress
 from longrun.registry import Step
@@ -47,6 +48,12 @@ class Host(Protocol):
 
     attention: bool
     checkpoint_interval: float
+    loop: Loop
+    thread: int
+    """The event loop it runs in, and that loop's thread."""
+
+    def step_info(self, step: Step) -> StepInfo:
+        """Where the step is."""
 
     @property
     def unsaved(self) -> bool:
@@ -80,17 +87,19 @@ class Outcome:
 class Attempt:
     """One call of a step's function."""
 
-    def __init__(self, host: Host, step: Step, info: StepInfo, ledger: Ledger, threads: StepThreads) -> None:
-        self.step, self.info, self.ledger = step, info, ledger
+    def __init__(self, host: Host, step: Step, scope: anyio.CancelScope, ledger: Ledger, threads: StepThreads) -> None:
+        """`scope` is entered already, and serves one attempt after the other until one of them has cancelled it."""
+        self.step, self.ledger = step, ledger
         self._host = host
         self._threads = threads
-        self._scope = anyio.CancelScope()
+        self._scope = scope
         self._stopped = False
         self._over: str | None = None
         self._deadline: float | None = None
-        self._loop = current_loop()
-        self._thread = threading.get_ident()
-        self._left = Leftovers()
+        self._info: StepInfo | None = None
+        self._loop = host.loop
+        self._thread = host.thread
+        self._left: Leftovers | None = None
         self.save_at = time.monotonic() + host.checkpoint_interval
         self._saving = False
         self._flight: anyio.Event | None = None
@@ -103,25 +112,34 @@ class Attempt:
         self._show_at = 0.0
         self._stored: Progress | None = None
 
+    @property
+    def info(self) -> StepInfo:
+        if self._info is None:
+            self._info = self._host.step_info(self.step)
+        return self._info
+
     async def run(self, engine: Engine, state: Any) -> Outcome:
-        """Call the function; everything it can do ends as an outcome."""
-        timeout = self.step.timeout
+        """Call the function; everything it can do ends as an outcome, but for its cancellation: see `cut_short`."""
+        if self.step.timeout is not None:
+            self._deadline = time.monotonic() + self.step.timeout
+            self._scope.deadline = anyio.current_time() + self.step.timeout
         try:
-            with self._scope:
-                if timeout is not None:
-                    self._deadline = time.monotonic() + timeout
-                    self._scope.deadline = anyio.current_time() + timeout
-                value = await engine.run(self, state)
-                return self._late() or Outcome(value=value)
-            return self._cut_short()
+            value = await engine.run(self, state)
+            return self._late() or Outcome(value=value)
         except StepInterrupted as error:
-            return self._cut_short() if self._scope.cancel_called else Outcome(error=_interrupted(error))
+            return self.cut_short() if self._scope.cancel_called else Outcome(error=_interrupted(error))
         except BaseException as error:
             if (failure := as_failure(error)) is None:
                 raise
-            return self._cut_short() if self._scope.cancel_called else Outcome(error=failure)
+            return self.cut_short() if self._scope.cancel_called else Outcome(error=failure)
         finally:
-            self._over = "it was stopped" if self._stopped else "it has ended"
+            self._end()
+
+    def _end(self) -> None:
+        self._over = "it was stopped" if self._stopped else "it has ended"
+        if self._deadline is not None:
+            self._scope.deadline = math.inf
+        if self.ledger.used:
             self._progress, self._source = self.progress, None
             self.ledger.forget_groups()
 
@@ -129,9 +147,10 @@ class Attempt:
         """A function that never came to an await can return after its time: that is too late all the same."""
         if self._deadline is None or self._stopped or time.monotonic() < self._deadline:
             return None
-        return self._cut_short()
+        return self.cut_short()
 
-    def _cut_short(self) -> Outcome:
+    def cut_short(self) -> Outcome:
+        """What became of an attempt whose scope was cancelled."""
         if self._stopped:
             return Outcome(stopped=True)
         return Outcome(error=StepTimeoutError(self.step.name, self.step.timeout or 0.0))
@@ -143,8 +162,9 @@ class Attempt:
         self._stop()
 
     def _stop(self) -> None:
-        self._stopped = True
-        self._scope.cancel()
+        if self._over is None:
+            self._stopped = True
+            self._scope.cancel()
 
     def context(self) -> StepContext:
         return root_context(self.info, self, self.ledger)
@@ -280,6 +300,8 @@ class Attempt:
         return self._left or None
 
     async def run_sync(self, function: Callable[..., T], *args: Any) -> T:
+        if self._left is None:
+            self._left = Leftovers()
         result: T = await self._threads.run(function, *args, left=self._left)
         return result
 

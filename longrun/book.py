@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 UNSAVED_LIMIT = 4096
 """So many boundaries are gathered at most, whatever the durability: memory is bounded."""
 MISSING: Any = object()
+NOTHING: tuple[dict[str, bytes], tuple[str, ...]] = ({}, ())
 
 Event = tuple[EventType, dict[str, Any]]
 """An event to be told when the write that makes it true is durable: its type and fields."""
@@ -121,14 +122,14 @@ class Book:
     def _next(self, changes: dict[str, Any], revision: int) -> Head:
         """The head after `changes`. Not with `attrs.evolve`, which is slower: this is done for every step."""
         head = self.head
-        values = dict(zip(_FIELDS, _values(head), strict=True))
-        shown = self.progress
+        values = dict(zip(_FIELDS, _values(head), strict=False))
         if "step" in changes:
-            values.update(done=0, of=None, note=None, progress=min(1.0, changes["step"] / (len(self.steps) or 1)))
-        elif shown is not None:
+            values["done"], values["of"], values["note"] = 0, None, None
+            values["progress"] = min(1.0, changes["step"] / (len(self.steps) or 1))
+        elif (shown := self.progress) is not None:
             values.update(done=shown.done, of=shown.total, note=shown.message)
             values["progress"] = min(1.0, (head.step + shown.fraction) / (len(self.steps) or 1))
-        values.update(revision=revision, woken=False)
+        values["revision"], values["woken"] = revision, False
         values.update(changes)
         return Head(**values)
 
@@ -154,8 +155,9 @@ class Book:
                 self._blobs = {name: known[name] for name in snapshot.names if name in known} | dict(snapshot.new)
                 self._unsaved_blobs.update(snapshot.new)
         if boundary.visit != self.head.visit:
-            self._clear = self._clear or self.ledger.stored
-            self.ledger = Ledger()
+            if self.ledger.used:
+                self._clear = self._clear or self.ledger.stored
+                self.ledger = Ledger()
             self.progress = None
         self._unsaved.append(boundary)
         if self._executor.bus.active:
@@ -206,7 +208,7 @@ class Book:
             await self.outbox.settle()
 
     def _build(self, changes: dict[str, Any], take: tuple[int, ...]) -> tuple[Save, list[Event]]:
-        put, drop = self.ledger.collect()
+        put, drop = self.ledger.collect() if self.ledger.used else NOTHING
         head = self._next(changes, self.head.revision + 1)
         events, self._events = self._events, []
         clear, self._clear = self._clear, False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import math
 import os
 import runpy
 import signal
@@ -166,7 +167,7 @@ def _run(pipe: Pipe, job: dict[str, Any]) -> dict[str, Any]:
         step = StepRegistry().register("step", function)
         ledger = Ledger({key: text.encode() for key, text in job["entries"].items()})
         state = codec.structure(job["state"], step.state_type, "state")
-        port = PipePort(pipe, ledger, job["interval"])
+        port = PipePort(pipe, ledger, math.inf if job["interval"] is None else job["interval"])
         args = (_context(job, port, ledger), state) if job["takes_context"] else (state,)
         value = step.function(*args)
         ledger.forget_groups()

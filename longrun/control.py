@@ -109,17 +109,19 @@ class Obedience:
         """A resume or a retry. Where nothing has to change (a pause that never took effect), only the message goes."""
         book = self._book
         head = book.head
+        owner = None if self._controls_only else head.owner
         if head.state is State.PAUSED and was_waiting(head):
-            changes = {"state": State.WAITING, "hold": False, "reason": None}
+            changes = {"state": State.WAITING, "hold": False, "reason": None, "owner": owner}
             await book.cross(book.boundary(message.kind), changes, events=((EventType.RESUMED, {}),), take=take)
             return
         if head.state not in STOPPED:
-            await book.commit({}, take=take)
+            await book.commit({"owner": owner}, take=take)
             return
         boundary = book.boundary(message.kind)
         again = message.kind == "retry"
         resumed = {
             "state": State.RESUMING if self._controls_only else State.RUNNING,
+            "owner": owner,
             "hold": False,
             "reason": None,
             "error": None,
@@ -157,7 +159,8 @@ class Obedience:
 
     async def release(self) -> None:
         """Give the lease back: whoever comes next goes on at once."""
-        await self._book.commit({"owner": None})
+        if self._book.head.owner is not None:
+            await self._book.commit({"owner": None})
 
 
 def _from_retry_on(orders: list[Message]) -> list[Message]:

@@ -80,7 +80,8 @@ class Crew(Starting):
         self._errand = anyio.Event()
         self._patience = anyio.CancelScope()
         self._deadline: float | None = None
-        self._signed_on = False
+        self._shelters: set[anyio.CancelScope] = set()
+        self._signed_on = self._signing_off = False
 
     # signing on and off
 
@@ -90,16 +91,29 @@ class Crew(Starting):
         self._engines: dict[str, Engine] = {"loop": LoopEngine(), "thread": ThreadEngine()}
         await self._take_lease()
         self._tasks = await anyio.create_task_group().__aenter__()
-        self._background = await anyio.create_task_group().__aenter__()
         self._callback = None if listener is None else self.bus.call(listener)
         if self._callback is not None and self._callback.is_async:
-            self._background.start_soon(self._callback.serve, name="longrun-listener")
+            self._start(self._callback.serve, name="longrun-listener")
         self._unwatch = self.store.watch(self.stir)
         self._sweeping = anyio.CancelScope()
-        self._background.start_soon(self._run_errands, name="longrun-errands")
-        self._background.start_soon(self._sweep, name="longrun-sweep")
-        self._background.start_soon(self._beat, name="longrun-beat")
+        self._start(self._run_errands, name="longrun-errands")
+        self._start(self._sweep, name="longrun-sweep")
+        self._start(self._beat, name="longrun-beat")
         self._signed_on = True
+
+    def _start(self, function: Callable[..., Awaitable[Any]], *args: object, name: str) -> None:
+        self._tasks.start_soon(self._sheltered, function, *args, name=name)
+
+    async def _sheltered(self, function: Callable[..., Awaitable[Any]], *args: object) -> None:
+        """Shielded: when the program around the executor is cancelled, steps still get their time to be drained."""
+        with anyio.CancelScope(shield=True) as scope:
+            self._shelters.add(scope)
+            if self._signing_off:
+                scope.cancel()
+            try:
+                await function(*args)
+            finally:
+                self._shelters.discard(scope)
 
     async def _take_lease(self) -> None:
         self._lock = LifeLock.acquire()
@@ -183,14 +197,17 @@ class Crew(Starting):
                 raise
 
     async def sign_off(self) -> None:
-        """End the tasks. Outside any scope of our own: task groups must be left where they were entered."""
-        self.draining = True
+        """End the tasks. Outside any scope of our own: a task group must be left where it was entered."""
+        self.draining = self._signing_off = True
+        self._tasks.cancel_scope.cancel()
+        for scope in list(self._shelters):
+            scope.cancel()
         try:
-            self._background.cancel_scope.cancel()
-            await self._background.__aexit__(None, None, None)
-        finally:
-            self._tasks.cancel_scope.cancel()
             await self._tasks.__aexit__(None, None, None)
+        except BaseExceptionGroup as group:
+            if group.subgroup(KeyboardInterrupt) is not None:  # trio raises it in whichever task runs
+                raise KeyboardInterrupt from group
+            raise
 
     async def wait_idle(self) -> None:
         """Return when nothing runs here."""
@@ -208,7 +225,7 @@ class Crew(Starting):
         runner = Runner(self, loaded, value=value, controls_only=controls_only, wakes_paused=wakes_paused)
         self.runners[runner.id] = runner
         self.resting.pop(runner.id, None)
-        self._tasks.start_soon(self._run, runner, name=f"longrun-{runner.id}")
+        self._start(self._run, runner, name=f"longrun-{runner.id}")
         return runner
 
     async def _run(self, runner: Runner) -> None:
@@ -278,7 +295,7 @@ class Crew(Starting):
             self._errand = anyio.Event()
             while self._errands:
                 function, name = self._errands.popleft()
-                self._background.start_soon(function, name=name)
+                self._start(function, name=name)
 
     def shutdown_left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())

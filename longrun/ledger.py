@@ -38,6 +38,8 @@ class Ledger:
         self.lock = threading.RLock()
         self.stored = bool(self.entries)
         """Whether the store may hold entries of this visit, which its end must clear."""
+        self.used = self.stored
+        """Whether anything was ever noted here: most steps note nothing, and their ledger serves the next one."""
         self._put: dict[str, bytes] = {}
         self._drop: set[str] = set()
         self._groups: dict[str, Group] = {}
@@ -47,6 +49,7 @@ class Ledger:
     def group(self, prefix: str) -> Group:
         """The captures of one context: the step's own (prefix "", with which an attempt begins) or a branch's."""
         with self.lock:
+            self.used = True
             if not prefix:
                 self.inherits = sorted(key for key in self.entries if "/" in key)
             group = self._groups[prefix] = Group(self, prefix)
@@ -91,6 +94,7 @@ class Ledger:
 
     def record(self, key: str, data: bytes) -> None:
         with self.lock:
+            self.used = True
             self.entries[key] = data
             self._put[key] = data
             self._drop.discard(key)

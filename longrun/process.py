@@ -8,6 +8,7 @@ time-out kill the child; its death fails the attempt, not the program; and it di
 from __future__ import annotations
 
 import builtins
+import math
 import os
 import signal
 import socket
@@ -115,7 +116,7 @@ def _job(attempt: Attempt, state: Any) -> dict[str, Any]:
         "takes_context": step.takes_context,
         "info": codec.unstructure(_plain_info(attempt), dict, "info"),
         "entries": {key: data.decode() for key, data in attempt.ledger.entries.items()},
-        "interval": attempt.interval,
+        "interval": None if attempt.interval == math.inf else attempt.interval,
         "state": codec.unstructure(state, step.state_type),
     }
 

@@ -6,6 +6,7 @@ for it, with the fence of its claim. It is a task while steps run; parked and pa
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from longrun.course import Course
 from longrun.errors import CodecError, LeaseLostError, RegistrationError, StepError, UnknownStepError
 from longrun.events import EventType
 from longrun.places import Ticket
+from longrun.loops import current_loop
 from longrun.port import StepInfo
 from longrun.records import ExecutionState, Progress
 from longrun.registry import Step
@@ -64,6 +66,12 @@ class Runner:
         self._course = Course(executor, self.book)
         self._damage = loaded.damage
         self._attempt: Attempt | None = None
+        """The step in flight, while it can be stopped."""
+        self._running: Attempt
+        self._scope: anyio.CancelScope
+        self._cut: tuple[Step, Outcome] | None = None
+        self.loop = current_loop()
+        self.thread = threading.get_ident()
         self._broken: CodecError | None = None
         self._wake = anyio.Event()
         self._place: Ticket | None = None
@@ -139,7 +147,7 @@ class Runner:
         """Until it ends, parks, pauses, or the executor leaves."""
         try:
             if await self._take_up():
-                while await self._turn():
+                while await self._stretch():
                     pass
         except LeaseLostError:
             self.book.emit(EventType.LEASE_LOST)
@@ -181,8 +189,23 @@ class Runner:
             await self._obedience.release()
         return False
 
+    async def _stretch(self) -> bool:
+        """Step after step under one cancel scope, since entering one for each would cost as much as the step. A step
+        that was cut short has used the scope up: what follows from that is done outside it. False: nothing more."""
+        self._cut = None
+        with anyio.CancelScope() as self._scope:
+            while await self._turn():
+                pass
+            if self._cut is None:
+                return False
+        if self._cut is None:  # cancelled, and the cancellation came all the way up
+            attempt = self._running
+            self._cut = attempt.step, attempt.cut_short()
+        step, outcome = self._cut
+        return await self._after(step, self._concluded(self._running, outcome))
+
     async def _turn(self) -> bool:
-        """One step, or one point to obey. False when there is nothing more to do here."""
+        """One step, or one point to obey. False when there is nothing more to do here, or in this stretch."""
         if self.attention and not await self._obey():
             return False
         head, book = self.head, self.book
@@ -202,7 +225,13 @@ class Runner:
         except (CodecError, RegistrationError) as error:
             await self._obedience.block(str(error))
             return False
-        return await self._after(step, await self._attempt_step(step, state))
+        if self._executor.left_behind and not await self._alone():
+            return True
+        attempt, outcome = await self._attempt_step(step, state)
+        if self._scope.cancel_called:
+            self._cut = step, outcome
+            return False
+        return await self._after(step, self._concluded(attempt, outcome))
 
     async def _obey(self) -> bool:
         self.attention = False
@@ -289,21 +318,23 @@ class Runner:
 
     # a step
 
-    async def _attempt_step(self, step: Step, state: Any) -> Outcome:
-        if self._executor.left_behind and not await self._alone():
-            return Outcome(stopped=True)
-        attempt = self._attempt = Attempt(self, step, self._info(step), self.book.ledger, self._executor.threads)
+    async def _attempt_step(self, step: Step, state: Any) -> tuple[Attempt, Outcome]:
+        attempt = Attempt(self, step, self._scope, self.book.ledger, self._executor.threads)
+        self._attempt = self._running = attempt
         if self._executor.bus.active:
-            self.book.tell_in_order(EventType.STEP_STARTED, attempt=attempt.info.attempt)
-        if stops_at_once(self.inbox) or self.book.outbox.lost is not None:
+            self.book.tell_in_order(EventType.STEP_STARTED, attempt=self.head.attempt + 1)
+        if self.inbox and stops_at_once(self.inbox) or self.book.outbox.lost is not None:
             attempt.interrupt()
         try:
-            outcome = await attempt.run(self._executor.engine(step), state)
+            return attempt, await attempt.run(self._executor.engine(step), state)
         except CodecError as error:  # what it left in `local` cannot be stored
-            outcome = Outcome(error=error)
+            return attempt, Outcome(error=error)
         finally:
             self._attempt = None
             self.book.progress = attempt.progress
+
+    def _concluded(self, attempt: Attempt, outcome: Outcome) -> Outcome:
+        """An attempt is over: what it leaves behind, and what has happened to the execution meanwhile."""
         if attempt.left is not None:
             self._executor.leave_behind(self.id, attempt.left.ended)
         if self.book.outbox.lost is not None:
@@ -324,7 +355,7 @@ class Runner:
                     tasks.start_soon(_end_at, event, tasks.cancel_scope, name="longrun-wait-for-thread")
         return True
 
-    def _info(self, step: Step) -> StepInfo:
+    def step_info(self, step: Step) -> StepInfo:
         head, definition = self.head, self.book.definition
         woken = self.book.ledger.entries.get("wait")
         wait = {} if woken is None else codec.decode(woken)

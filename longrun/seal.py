@@ -69,6 +69,12 @@ class Seal:
     def __repr__(self) -> str:
         return f"Seal(compress_over={self._compress_over}, encrypted={self._key is not None})"
 
+    def leaves_alone(self, data: bytes) -> bool:
+        """Whether `wrap` would give these bytes back as they are, as it does with small plain JSON."""
+        if self._key is not None or (data[:1] and data[0] <= _LAST_VERSION) or len(data) > self._limit:
+            return False
+        return self._compress_over is None or len(data) <= self._compress_over
+
     def wrap(self, data: bytes, context: str) -> bytes:
         """The bytes to store. `context` says whose they are; `unwrap` must be given the same."""
         if len(data) > self._limit:

@@ -18,8 +18,8 @@ from longrun.stores.store import CheckpointStore
 PATIENCE = 20.0
 """Seconds after which a test that waits has failed."""
 ONE = RetryPolicy(max_attempts=1)
-AT_ONCE = RetryPolicy(max_attempts=3, initial=0, jitter=False, give_up_on=AssertionError)
-"""Three attempts, without waiting. An assertion inside a step fails the test, and is not tried again until it holds."""
+AT_ONCE = RetryPolicy(max_attempts=3, initial=0, jitter=False, give_up_on=(AssertionError, LookupError))
+"""Three attempts, without waiting. A check inside a step that fails is not tried again until it holds."""
 NEVER = ExecutorConfig(checkpoint_interval=3600.0)
 """Nothing is saved by the clock: what is durable is so for another reason."""
 

@@ -31,7 +31,7 @@ STATUS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)?")
-_USERINFO = re.compile(r"([a-z][a-z0-9+.-]*://)([^/@\s:]*):([^@\s]*)@", re.IGNORECASE)
+_USERINFO = re.compile(r"([a-z][a-z0-9+.-]*://)([^/@\s:]*):(\S*)@", re.IGNORECASE)
 _SECRET_FIELD = re.compile(r"\b(password|passwd|pwd|secret|token|key)=([^&;\s]+)", re.IGNORECASE)
 
 

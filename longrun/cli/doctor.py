@@ -20,7 +20,7 @@ from longrun.cli import _schema as schema
 from longrun.cli._connect import go, make_store
 from longrun.cli._errors import FAILED, OK, UNAVAILABLE, sentence
 from longrun.cli._options import json_option, store_option
-from longrun.cli._text import clean, duration, hide_secrets, json_text, out, status_text, table
+from longrun.cli._text import clean, duration, hide_secrets, json_text, number_of, out, status_text, table
 from longrun.errors import LongrunError, StoreError
 from longrun.records import FINISHED, ExecutionState
 from longrun.stored import Owner, Query
@@ -177,7 +177,7 @@ def _quarantine(facts: Mapping[str, Any]) -> Iterator[Check]:
         yield Check(
             "quarantine",
             "warn",
-            f"{number:,} damaged pieces are kept; longrun show says what it meant for each execution",
+            f"{number_of(number, 'damaged piece')} kept; longrun show says what it meant for each execution",
         )
     else:
         yield Check("quarantine", "ok", "empty: nothing damaged was found")
@@ -238,7 +238,8 @@ async def _owners(store: CheckpointStore) -> list[Check]:
                 orphans[one.head.owner] = orphans.get(one.head.owner, 0) + 1
     if orphans:
         number = sum(orphans.values())
-        text = f"{number:,} executions of {len(orphans):,} dead owners wait for a program that knows their workflow"
+        whose = f"{number_of(number, 'execution')} of {number_of(len(orphans), 'dead owner')}"
+        text = f"{whose}, to be taken up by a program that knows the workflow"
         return [Check("owners", "warn", text)]
     stale = len(owners) - len(alive)
     note = f"; {stale:,} dead ones own nothing (longrun gc forgets them)" if stale else ""
@@ -249,6 +250,6 @@ async def _blocked(store: CheckpointStore) -> list[Check]:
     number = (await store.count(Query(states=frozenset({State.BLOCKED})))).get(State.BLOCKED, 0)
     if number:
         return [
-            Check("blocked", "warn", f"{number:,} executions cannot go on as they are stored: longrun plan says why")
+            Check("blocked", "warn", f"{number_of(number, 'execution')} cannot go on as stored: longrun plan says why")
         ]
     return [Check("blocked", "ok", "no execution is blocked")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -123,28 +124,36 @@ async def _live(desk: Desk, query: Query, interval: float, once: bool) -> None:
     console = Console(color_system="auto" if coloured(sys.stdout) else None, highlight=False)
     with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="ellipsis") as live:
         while True:
-            live.update(_table(*await view.look()), refresh=True)
+            live.update(_table(*await view.look(), console.width), refresh=True)
             if once:
                 return
             await anyio.sleep(interval)
 
 
-def _table(found: list[rows.Summary], counts: dict[ExecutionState, int]) -> Table:
+NARROW = 110
+"""Below so many columns a terminal shows only what matters most."""
+COLUMNS = {"state": True, "id": True, "workflow": False, "progress": True, "": True, "step": True}
+COLUMNS |= {"rate": False, "left": True, "checkpoint": True, "owner": False}
+"""The columns, and whether a narrow terminal has them too."""
+
+
+def _table(found: list[rows.Summary], counts: dict[ExecutionState, int], width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    chosen = [narrow or width >= NARROW for narrow in COLUMNS.values()]
     table = Table(box=None, padding=(0, 1), caption=rows.counts_line(counts), caption_justify="left", expand=False)
-    for name in ("state", "id", "workflow", "progress", "", "step", "rate", "left", "checkpoint", "owner"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for name in compress(COLUMNS, chosen):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=12 if name == "id" else None)
     now = datetime.now(UTC)
     for one in found:
-        table.add_row(*_cells(one, now))
+        table.add_row(*compress(_cells(one, now, 20 if width >= NARROW else 10), chosen))
     if not found:
         table.add_row(Text("nothing is under way here", style="dim"))
     return table
 
 
-def _cells(one: rows.Summary, now: datetime) -> tuple[Any, ...]:
+def _cells(one: rows.Summary, now: datetime, width: int) -> tuple[Any, ...]:
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
@@ -163,4 +172,4 @@ def _cells(one: rows.Summary, now: datetime) -> tuple[Any, ...]:
     )
     name, workflow, percent, *rest = map(Text, cells)
     state = Text(f"{glyph} {execution.state.value}{rows.aside(execution)}", style=colour)
-    return state, name, workflow, ProgressBar(total=1.0, completed=forecast.fraction, width=20), percent, *rest
+    return state, name, workflow, ProgressBar(total=1.0, completed=forecast.fraction, width=width), percent, *rest

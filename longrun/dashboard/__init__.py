@@ -22,7 +22,7 @@ UTC. Errors and states of executions stand only where one execution is shown, ne
                                                       `in_flight`, `messages`, `children`, `checkpoints`, `damage`, …
 `GET /api/executions/{id}/timeline?after=&before=`    `rows` ([step or fold]) between two numbers, `pending`
 `GET /api/executions/{id}/checkpoints/{seq}`          `step`, `input` and `output`: `text` (JSON), `size`, `truncated`
-`GET /api/executions/{id}/diff?from=&to=`             `changes`: `path`, `kind` (added, removed, changed), `before`, `after`
+`GET /api/executions/{id}/diff?from=&to=`             `changes`: `path`, `kind`, `before`, `after`
 `GET /api/workers`                                    `workers` ([worker])
 `GET /api/charts?hours=24&workflow=`                  `buckets`: `start`, `completed`, `failed`, `cancelled`; `width`
 `GET /api/live/executions`, `/api/live/workers`,      the same as server-sent events `data`, at most four a second, sent
@@ -37,9 +37,9 @@ UTC. Errors and states of executions stand only where one execution is shown, ne
 ====================================================  ==================================================================
 
 A listing's filters: `state` (several times), `workflow`, `queue`, `text` (in id and metadata), `since` (seconds),
-`from` and `to` (when it was created), `sort` (created, updated, duration, progress, workflow, state; with `-` in front,
-downwards), `limit` and `after`. Newest first comes from the store's index, however many there are; any other order is made
-among the newest `sorted_among` that match.
+`from` and `to` (when it was created), `sort` (created, updated, duration, progress, workflow, state; with `-` in
+front, downwards), `limit` and `after`. Newest first comes from the store's index, however many there are; any other
+order is made among the newest `sorted_among` that match.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ CHECKPOINTS = 50
 PENDING = 12
 STATE_TEXT = 200_000
 """How many characters of a state are shown."""
+UNCHANGING = frozenset({"pause", "resume", "retry", "block", "wake", "fail", "cancel"})
+"""Rows that leave the state as it was."""
+LOOK_BACK = 100
 NEEDS_WORKER = frozenset({ExecutionState.INITIALIZED, ExecutionState.RESUMING})
 
 
@@ -115,11 +118,15 @@ class Details:
         rows = await self._store.boundaries(check_id(id), after=seq - 1, limit=1)
         if not rows or rows[0].seq != seq:
             raise ConfigError("checkpoint", seq, "this execution has none of that number")
-        return {
-            "step": row_json(rows[0]),
-            "input": None if seq == 1 else _text(await self._state(id, seq - 1)),
-            "output": _text(await self._state(id, seq)),
-        }
+        before = await self._state_before(id, seq)
+        after = before if rows[0].kind in UNCHANGING else await self._state(id, seq)
+        return {"step": row_json(rows[0]), "input": _text(before), "output": _text(after)}
+
+    async def _state_before(self, id: str, seq: int) -> tuple[Any, ...]:
+        """What stood when row `seq` came: the state of the last row that changed it."""
+        rows = await self._store.boundaries(id, after=max(0, seq - 1 - LOOK_BACK), limit=LOOK_BACK)
+        changing = [row.seq for row in rows if row.seq < seq and row.kind not in UNCHANGING]
+        return await self._state(id, changing[-1]) if changing else ()
 
     async def diff(self, id: str, before: int, after: int) -> dict[str, Any]:
         old, new = await self._state(check_id(id), before), await self._state(id, after)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import secrets
 import socket
 import stat
 import sys
@@ -109,15 +110,18 @@ def _tell(app: DashboardApp, host: str, address: str) -> None:
 def kept_token() -> str:
     """This user's token on this machine, made when it is first needed. Only its owner can read the file."""
     path = run_directory() / TOKEN_FILE
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except FileExistsError:
-        return _read_token(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
-    with os.fdopen(descriptor, "w") as file:
-        os.fchmod(descriptor, 0o600)
-        token = new_token()
-        file.write(token)
-    return token
+    draft = path.with_name(f"{TOKEN_FILE}.{secrets.token_hex(8)}")
+    if not os.path.lexists(path):
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                os.fchmod(descriptor, 0o600)
+                file.write(new_token())
+            with contextlib.suppress(FileExistsError):  # another dashboard was first: its token it is
+                os.link(draft, path)
+        finally:
+            os.unlink(draft)
+    return _read_token(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
 
 
 def _read_token(descriptor: int) -> str:

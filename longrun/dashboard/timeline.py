@@ -29,7 +29,7 @@ def fold_size(rows: int) -> int:
     """How many rows go into one fold: a round number that leaves at most a hundred of them."""
     size = 10
     while rows > size * FOLDS:
-        size = size * 5 if str(size)[0] in "2" else size * 2
+        size *= 5 if str(size).startswith("1") else 2
     return size
 
 

@@ -1,4 +1,4 @@
-"""JSON on the wire: no stored number may break an answer.
+"""JSON on the wire: no stored number or letter may break an answer.
 
 Place in the life of an execution: whenever somebody looks.
 """
@@ -15,9 +15,9 @@ from starlette.responses import Response
 def to_json(value: Any) -> str:
     """JSON as browsers read it. A step may report progress that is no finite number; it becomes null."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
 
 
 def _finite(value: Any) -> Any:
@@ -29,5 +29,4 @@ def _finite(value: Any) -> Any:
 
 
 def reply(value: Any, status: int = 200) -> Response:
-    text = to_json(value).encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    return Response(text, status_code=status, media_type="application/json")
+    return Response(to_json(value), status_code=status, media_type="application/json")

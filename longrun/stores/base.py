@@ -142,6 +142,13 @@ class StoreBackend(abc.ABC):
     def messages(self, id: str) -> list[Message]:
         """The messages that wait, in order."""
 
+    def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
+        """The number of the newest message that an execution was ever sent, and the numbers of the keys it remembers,
+        taken or not: what an exact copy needs besides `load`. Without an override, what the waiting messages tell."""
+        waiting = self.messages(id)
+        keys = {message.key: message.id for message in waiting if message.key is not None}
+        return max((message.id for message in waiting), default=0), keys
+
     @abc.abstractmethod
     def pending(self, owner: str) -> list[str]:
         """Ids of the executions of this owner that have messages."""

@@ -28,7 +28,7 @@ from longrun.stores._file.done import Finished
 from longrun.stores._file.entries import matches
 from longrun.stores._file.forms import boundary_from
 from longrun.stores._file.history import read_history
-from longrun.stores._file.inbox import Box, box_of, parse_letters
+from longrun.stores._file.inbox import Box, box_of, parse_letters, read_letters
 from longrun.stores._file.place import FORMAT, KIND, Place, done_inbox_name, unavailable
 from longrun.stores._file.reading import Spot, locate, read_spot
 from longrun.stores._file.removal import delete
@@ -206,6 +206,16 @@ class FileBackend(StoreBackend):
             return [message for message in letters() if contents.mail.waits(message.id)]
 
         return self._read(id, waiting) or []
+
+    def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
+        def numbers(
+            place: Place, spot: Spot, contents: Contents, _: Callable[[], list[Message]]
+        ) -> tuple[int, Mapping[str, int]]:
+            box = box_of(place, spot.stem, id, contents.born, done=spot.folder is place.done)
+            found = read_letters(place, box)
+            return found.last, found.keys
+
+        return self._read(id, numbers) or (0, {})
 
     def pending(self, owner: str) -> list[str]:
         catalog = self._open.catalog

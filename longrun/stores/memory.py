@@ -225,6 +225,11 @@ class MemoryBackend(StoreBackend):
             record = self._records.get(id)
             return [] if record is None else list(record.messages.values())
 
+    def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
+        with self._changed:
+            record = self._records.get(id)
+            return (0, {}) if record is None else (record.last_message, dict(record.keys))
+
     def pending(self, owner: str) -> list[str]:
         with self._changed:
             return [id for id, record in self._records.items() if record.head.owner == owner and record.messages]

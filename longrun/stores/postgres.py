@@ -187,6 +187,10 @@ class PostgresBackend(StoreBackend):
     def messages(self, id: str) -> list[Message]:
         return self._links.read(lambda connection: Loader(connection, self._queries).messages(id))
 
+    def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
+        last = max((number for (number,) in self._rows("last_message", id=id)), default=0)
+        return last, dict(self._rows("keys_of", id=id))
+
     def pending(self, owner: str) -> list[str]:
         return [id for (id,) in self._rows("pending", owner=owner)]
 

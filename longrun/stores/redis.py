@@ -216,6 +216,12 @@ class RedisBackend(StoreBackend):
     def messages(self, id: str) -> list[Message]:
         return self._reader.messages(id)
 
+    def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
+        last = self._link.read("HGET", self._link.base + b"x:" + id.encode(), "m")
+        flat = self._link.read("ZRANGE", self._link.base + b"k:" + id.encode(), 0, -1, "WITHSCORES")
+        keys = {key.decode()[1:]: int(number) for key, number in wire.pairs(flat).items()}
+        return int(last or 0), keys
+
     def pending(self, owner: str) -> list[str]:
         found = self._link.read("SMEMBERS", self._link.base + b"i:mail:" + wire.owner_name(owner))
         return sorted(id.decode() for id in found)

@@ -196,6 +196,13 @@ class SQLiteBackend(StoreBackend):
     def messages(self, id: str) -> list[Message]:
         return self._read(lambda connection: read_messages(connection, id))
 
+    def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
+        def work(connection: sqlite3.Connection) -> tuple[int, Mapping[str, int]]:
+            last = connection.execute(sql.LAST_MESSAGE, (id,)).fetchone()
+            return (0, {}) if last is None else (last[0], dict(connection.execute(sql.KEYS_OF, (id,)).fetchall()))
+
+        return self._read(work)
+
     def pending(self, owner: str) -> list[str]:
         return [id for (id,) in self._read(lambda connection: connection.execute(sql.PENDING, (owner,)).fetchall())]
 

@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 import attrs
 
-from longrun.errors import ExecutionNotFoundError, LongrunError
+from longrun.errors import CodecError, ExecutionNotFoundError, LongrunError
 from longrun.loops import Loop, current_loop
 from longrun.records import FINISHED, ExecutionState, RetentionPolicy
 from longrun.seal import Seal
@@ -27,10 +27,12 @@ from longrun.stores.writer import Done, Writer
 T = TypeVar("T")
 
 READERS = 4
+UNREADABLE = b"\x01"
+"""Stands for a state that cannot be unsealed: no codec reads it."""
 
 
 class CheckpointStore:
-    """Wraps a `StoreBackend`. Opens on first use or on entering; closes when the last user has closed it."""
+    """Wraps a `StoreBackend`. Enter it, or give it to an executor, which does; it closes when its last user leaves."""
 
     def __init__(self, backend: StoreBackend, *, seal: Seal | None = None) -> None:
         self.backend = backend
@@ -102,7 +104,7 @@ class CheckpointStore:
 
     async def claim(self, claim: Claim) -> list[Loaded]:
         loaded: list[Loaded] = await self._call(partial(self.backend.claim, claim))
-        return [self._unsealed(one) for one in loaded]
+        return [self._unsealed_or_damaged(one) for one in loaded]
 
     async def register(self, owner: Owner, ttl: float) -> None:
         await self._call(partial(self.backend.register, owner, ttl))
@@ -182,7 +184,7 @@ class CheckpointStore:
     def _sealed(self, write: Write) -> Write:
         seal = self._seal
         if isinstance(write, Save):
-            if not (write.boundaries or write.blobs or write.put):
+            if self._needs_no_seal(write):
                 return write
             return attrs.evolve(
                 write,
@@ -201,11 +203,29 @@ class CheckpointStore:
         payload = seal.wrap(write.message.payload, _message_context(write.id, write.message))
         return attrs.evolve(write, message=attrs.evolve(write.message, payload=payload))
 
+    def _needs_no_seal(self, save: Save) -> bool:
+        """Small and not to be encrypted: the common case, told without building anything."""
+        small = self._seal.leaves_alone
+        for boundary in save.boundaries:
+            if boundary.data is not None and not small(boundary.data):
+                return False
+        return all(map(small, save.blobs.values())) and all(map(small, save.put.values()))
+
     def _sealed_boundary(self, id: str, boundary: Boundary) -> Boundary:
         if boundary.data is None:
             return boundary
         wrapped = self._seal.wrap(boundary.data, f"{id}/{boundary.seq}")
         return boundary if wrapped is boundary.data else attrs.evolve(boundary, data=wrapped)
+
+    def _unsealed_or_damaged(self, loaded: Loaded) -> Loaded:
+        """One that cannot be unsealed must not keep the others of a claim from going on (I5)."""
+        try:
+            return self._unsealed(loaded)
+        except CodecError as error:
+            unreadable = attrs.evolve(loaded.boundary, data=UNREADABLE, blobs=())
+            return attrs.evolve(
+                loaded, boundary=unreadable, blobs={}, entries={}, messages=(), damage=(*loaded.damage, str(error))
+            )
 
     def _unsealed(self, loaded: Loaded) -> Loaded:
         id = loaded.definition.id

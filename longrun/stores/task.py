@@ -189,6 +189,10 @@ class TaskBackend(StoreBackend):
         document = self._run(self._work.document, id)
         return [] if document is None else [message for message, _ in document.messages.values()]
 
+    def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
+        document = self._run(self._work.document, id)
+        return (0, {}) if document is None else (document.last_message, dict(document.keys))
+
     def pending(self, owner: str) -> list[str]:
         found = self._run(self._work.peeks, UNFINISHED)
         return [p.definition.id for p in found if p.head.owner == owner and p.waiting]

@@ -41,7 +41,8 @@ class Writer:
         self._prepare = prepare
         self._queue: deque[Job] = deque()
         self._wake = threading.Event()
-        self._closing = False
+        self._lock = threading.Lock()
+        self._closing = True
         self._thread: threading.Thread | None = None
         self._waiting: deque[tuple[Loop, Waiter]] = deque()
 
@@ -52,7 +53,8 @@ class Writer:
 
     def stop(self) -> None:
         """Do everything that is queued, then end the thread."""
-        self._closing = True
+        with self._lock:
+            self._closing = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
@@ -79,9 +81,10 @@ class Writer:
         self._add(Job(done, loop, None, function))
 
     def _add(self, job: Job) -> None:
-        if self._closing:
-            raise StoreUnavailableError(self._backend.kind, "it is closed")
-        self._queue.append(job)
+        with self._lock:
+            if self._closing:
+                raise StoreUnavailableError(self._backend.kind, "it is not open; enter it with `async with`")
+            self._queue.append(job)
         if not self._wake.is_set():
             self._wake.set()
 

@@ -29,11 +29,9 @@ from longrun.testing.clock import ManualClock
 from longrun.testing.effects import Effect, Effects, count
 from longrun.testing.mortal import MortalExecutor, only_crashes
 from longrun.testing.points import CrashPoint, Probe, ProbedBackend
+from longrun.testing.settings import CALM
 
 ID = "crash-test"
-DAY = 86_400.0
-CALM = ExecutorConfig(heartbeat_interval=DAY, lease_ttl=30 * DAY, checkpoint_interval=DAY)
-"""Nothing happens by the clock alone, so that every run has the same points, and a long sleep passes in one jump."""
 LIVES = 20
 """Programs that may follow one another before a point counts as never coming to an end."""
 

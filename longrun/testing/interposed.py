@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 WRITES = ("commit", "claim", "register", "renew", "unregister", "delete")
 """The calls that change something."""
-READS = ("load", "find", "count", "boundaries", "checkpoint", "messages", "pending", "owners", "next_due", "size", "ping")
+READS = (
+    *("load", "find", "count", "boundaries", "checkpoint", "messages"),
+    *("sent", "pending", "owners", "next_due", "size", "ping"),
+)
 
 
 class InterposedBackend(StoreBackend):
@@ -90,6 +93,9 @@ class InterposedBackend(StoreBackend):
 
     def messages(self, id: str) -> list[Message]:
         return self.around("messages", self.inner.messages, id)
+
+    def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
+        return self.around("sent", self.inner.sent, id)
 
     def pending(self, owner: str) -> list[str]:
         return self.around("pending", self.inner.pending, owner)

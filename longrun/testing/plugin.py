@@ -34,7 +34,9 @@ class LongrunFixture:
         """An executor on the store and the clock. `strict` passes every state through the codec between steps, so that
         what would differ after a crash differs in the test."""
         from longrun.executor import Executor
+        from longrun.testing.settings import CALM
 
+        options.setdefault("config", CALM)
         options.setdefault("store", self.store)
         return Executor(registry, clock=self.clock, strict=strict, **options)
 

@@ -35,8 +35,8 @@ class StepRun:
     """The `Goto`, `Repeat`, `Finish`, `Sleep` or `WaitFor`; None for a plain state."""
     local: dict[Any, Any] = field(factory=dict)
     """`ctx.local` as the step left it."""
-    progress: tuple[Progress, ...] = ()
-    """What was shown, in order."""
+    progress: Progress | None = None
+    """How far it said it was, at last."""
     saves: int = 0
     """How often progress was made durable inside the step."""
     entries: Mapping[str, bytes] = field(factory=dict, repr=False)
@@ -52,7 +52,6 @@ class _Host:
     def __init__(self, ledger: Ledger, children: Children | None) -> None:
         self._ledger, self._children = ledger, children
         self.saves = 0
-        self.shown: list[Progress] = []
 
     @property
     def unsaved(self) -> bool:
@@ -71,7 +70,7 @@ class _Host:
         return False
 
     def show_progress(self, progress: Progress) -> None:
-        self.shown.append(progress)
+        pass
 
     def shutdown_left(self) -> float | None:
         return None
@@ -130,7 +129,7 @@ async def run_step(
         timed_out=timed_out,
     )
     host = _Host(ledger, children)
-    returned, left = await _call(found, info, host, ledger, _through_the_codec(state, found.state_type))
+    returned, left, shown = await _call(found, info, host, ledger, _through_the_codec(state, found.state_type))
     directive = returned if isinstance(returned, DIRECTIVES) else None
     state = returned if directive is None else directive.state
     return StepRun(
@@ -138,7 +137,7 @@ async def run_step(
         state=_through_the_codec(state, found.result_type),
         directive=directive,
         local=left,
-        progress=tuple(host.shown),
+        progress=shown,
         saves=host.saves,
         entries=dict(ledger.entries),
     )
@@ -163,15 +162,18 @@ class _Calling:
         pass
 
 
-async def _call(step: Step, info: StepInfo, host: _Host, ledger: Ledger, state: Any) -> tuple[Any, dict[Any, Any]]:
+async def _call(
+    step: Step, info: StepInfo, host: _Host, ledger: Ledger, state: Any
+) -> tuple[Any, dict[Any, Any], Progress | None]:
     threads, engine = StepThreads(), _Calling()
+    attempt = Attempt(host, step, info, ledger, threads)
     try:
-        outcome = await Attempt(host, step, info, ledger, threads).run(engine, state)
+        outcome = await attempt.run(engine, state)
     finally:
         threads.close()
     if outcome.error is not None:
         raise outcome.error
-    return outcome.value, {} if engine.context is None else dict(engine.context.local)
+    return outcome.value, {} if engine.context is None else dict(engine.context.local), attempt.progress
 
 
 def _name_of(function: StepFunction) -> str:

@@ -115,7 +115,8 @@ def submitted(workflow: str, id: str, state: Any = None, **options: Any) -> Call
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **more}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    return {**inherited, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **more}
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import anyio.lowlevel
+
 from longrun import ExecutionHandle, RetryPolicy, Sleep, StepContext, StepRegistry, SyncStepContext, WaitFor
 from longrun.testing import Effects
 
@@ -14,7 +16,7 @@ async def fetch(state: dict) -> dict:
     return {**state, "pages": 3}
 
 
-@registry.step(retry=RetryPolicy(max_attempts=3))
+@registry.step(retry=RetryPolicy(max_attempts=3, initial=0.0))
 async def crawl(ctx: StepContext, state: dict) -> dict:
     if ctx.attempt == 1:
         raise ConnectionError("the first attempt always fails")
@@ -85,3 +87,18 @@ async def count_items(ctx: StepContext, state: dict) -> dict:
 
 
 registry.workflow("miscounts", [count_items])
+
+
+@registry.step
+async def wait_a_little(ctx: StepContext, state: dict) -> dict:
+    for _ in range(3):
+        await anyio.lowlevel.checkpoint()
+    return {**state, "waited": await ctx.once("wait", _waited)}
+
+
+async def _waited() -> bool:
+    await anyio.lowlevel.checkpoint()
+    return True
+
+
+registry.workflow("awaits", [wait_a_little])

@@ -162,6 +162,11 @@ ADD_MESSAGE = f"""
 INSERT INTO message (execution, {MESSAGE}, crc) VALUES ({", ".join("?" * (2 + len(MESSAGE_COLUMNS)))})
 """
 MESSAGE_OF_KEY = "SELECT id FROM message WHERE execution = ? AND key = ?"
+LAST_MESSAGE = "SELECT last_message FROM execution WHERE id = ?"
+KEYS_OF = """
+SELECT message.key, message.id FROM message JOIN execution ON execution.key = message.execution
+WHERE execution.id = ? AND message.key IS NOT NULL ORDER BY message.id
+"""
 TAKE_KEYED = """
 UPDATE message SET taken = 1, payload = NULL, options = NULL
 WHERE execution = ? AND id = ? AND key IS NOT NULL AND taken = 0

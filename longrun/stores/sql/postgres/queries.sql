@@ -316,6 +316,12 @@ INSERT INTO {schema}.quarantine (execution, part, digest, content)
 SELECT r.execution, 'state/' || r.seq, md5(row_to_json(r)::text), row_to_json(r)::text FROM retired AS r
 ON CONFLICT DO NOTHING
 
+-- name: last_message
+SELECT last_message FROM {schema}.heads WHERE id = %(id)s
+
+-- name: keys_of
+SELECT key, id FROM {schema}.receipts WHERE execution = %(id)s AND key IS NOT NULL ORDER BY id
+
 -- name: remove_message
 DELETE FROM {schema}.messages WHERE execution = %(id)s AND id = %(number)s
 

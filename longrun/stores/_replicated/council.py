@@ -1,0 +1,296 @@
+"""Who is active: terms are read, proposed and followed here, and nowhere else.
+
+Place in the life of an execution: between a store that died and the one that goes on. A term changes only with the
+witness's consent, where there is a witness. Every term is written to the side that is active in it before anything is
+acknowledged under it; so whoever reads that side sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable
+
+import attrs
+
+from longrun.clock import Clock
+from longrun.errors import StoreSettingsError, StoreUnavailableError
+from longrun.logging import get_logger
+from longrun.stored import Query
+from longrun.stores._replicated.side import LostError, Side
+from longrun.stores._replicated.term import BEHIND, JOINING, LEVEL, RESERVED, Term, read_term, write_term
+from longrun.stores._replicated.witness import Witness
+
+KIND = "replicated"
+
+
+@attrs.frozen(kw_only=True)
+class Rules:
+    """What the user decided."""
+
+    asynchronous: bool
+    alone: bool
+    """Nobody but this process uses the pair."""
+    max_failovers: int
+    strikes: int
+    """Failed calls in a row after which a side that still answers a ping counts as lost."""
+
+
+class Council:
+    """The parts of the two sides. Its caller holds the gate while a term may change."""
+
+    def __init__(self, sides: tuple[Side, Side], witness: Witness | None, rules: Rules, clock: Clock) -> None:
+        self.sides = {side.name: side for side in sides}
+        self.rules = rules
+        self.term: Term | None = None
+        self.trouble = "it is closed"
+        """Why there is no term."""
+        self.failovers = 0
+        self.since = 0.0
+        """When the last term began, by the monotonic clock."""
+        self.before_switch: Callable[[], None] = lambda: None
+        """Brings over what waits to be copied, or raises."""
+        self._witness = witness
+        self._clock = clock
+        self._log = get_logger(store=KIND)
+
+    @property
+    def automatic(self) -> bool:
+        return self._witness is not None or self.rules.alone
+
+    @property
+    def active(self) -> Side:
+        return self.sides[self._ruling().active]
+
+    @property
+    def standby(self) -> Side:
+        return self._other(self.active)
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether the standby is written to."""
+        return self._ruling().standby != BEHIND
+
+    def _ruling(self) -> Term:
+        if self.term is None:
+            raise StoreUnavailableError(KIND, self.trouble)
+        return self.term
+
+    def _other(self, side: Side) -> Side:
+        return next(one for one in self.sides.values() if one is not side)
+
+    # which term it is
+
+    def decide(self) -> None:
+        """At the start, and until it is known: find the newest term. Without one the store waits, and says why."""
+        reached = {name: side for name, side in self.sides.items() if side.answers()}
+        records = {name: read_term(side) for name, side in reached.items()}
+        seen = [term for term in records.values() if term is not None]
+        told = self._told()
+        newest = max([*seen, *([told] if told else [])], key=lambda term: term.generation, default=None)
+        if not reached:
+            raise StoreUnavailableError(KIND, "neither the primary nor the secondary answers")
+        if newest is None:
+            newest = self._pair(reached)
+            records = dict.fromkeys(reached, newest)
+        self._check_pair(newest, records)
+        if None in records.values() and all(map(_empty, reached.values())):
+            records = {name: write_term(side, newest, self._clock.now()) for name, side in reached.items()}
+        unseen = [name for name in self.sides if name not in reached]
+        lonely = newest.standby != LEVEL and newest.active in reached
+        if unseen and not told and not lonely:
+            self._wait(f"the {unseen[0]} does not answer and may be the newer one; failover() with force=True decides")
+            return
+        self._follow(newest)
+        with contextlib.suppress(LostError):  # a side that is away is looked at again when it is back
+            self._refuse_old(newest, records)
+
+    def announce(self) -> None:
+        """A term of this process's own, so that a second one that takes itself to be alone is found out."""
+        if self.rules.alone and self.term is not None and all(side.healthy for side in self.sides.values()):
+            self.propose(self.term.active, self.term.standby)
+
+    def _told(self) -> Term | None:
+        if self._witness is None:
+            return None
+        with contextlib.suppress(StoreUnavailableError):
+            return self._witness.read()
+        return None
+
+    def _wait(self, trouble: str) -> None:
+        self.term, self.trouble = None, trouble
+        self._log.warning("replica.undecided")
+
+    def _pair(self, reached: dict[str, Side]) -> Term:
+        """The first time: the primary is active, and the secondary must be empty."""
+        if len(reached) < 2:
+            raise StoreUnavailableError(KIND, "both stores must answer when they become a pair")
+        primary, secondary = reached["primary"], reached["secondary"]
+        if not _empty(secondary):
+            raise StoreSettingsError(
+                KIND, "the secondary has executions that were never replicated; give an empty store"
+            )
+        state = LEVEL if _empty(primary) else BEHIND
+        first = Term(generation=1, pair=uuid.uuid4().hex, active="primary", standby=state)
+        if self._witness is not None and not self._witness.propose(first):
+            first = self._witness.read() or first
+        first = write_term(primary, first, self._clock.now())
+        write_term(secondary, first, self._clock.now())
+        return first
+
+    def _check_pair(self, newest: Term, records: dict[str, Term | None]) -> None:
+        for name, record in records.items():
+            if record is not None and record.pair != newest.pair:
+                raise StoreSettingsError(KIND, f"the {name} belongs to another pair of stores")
+            if record is None and not _empty(self.sides[name]):
+                raise StoreSettingsError(KIND, f"the {name} has executions of its own; give an empty store")
+
+    def _refuse_old(self, newest: Term, records: dict[str, Term | None]) -> None:
+        """A side with an older term, or with none, missed something: it is not used before it is brought up to date."""
+        current = {name for name, record in records.items() if record and record.generation == newest.generation}
+        active, standby = self.sides[newest.active], self._other(self.sides[newest.active])
+        if newest.active in records and newest.active not in current:
+            self._log.warning("replica.old", side=active.name, generation=newest.generation)
+            if standby.name not in current or newest.standby != LEVEL:
+                self._rewrite(active, newest, records)
+            elif self.automatic:
+                self.propose(standby.name, BEHIND)
+            else:
+                self._wait(f"the {active.name} is older than generation {newest.generation}; call failover()")
+        elif standby.name in records and standby.name not in current and newest.standby == LEVEL:
+            self._log.warning("replica.old", side=standby.name, generation=newest.generation)
+            self.propose(active.name, BEHIND)
+
+    def _rewrite(self, active: Side, newest: Term, records: dict[str, Term | None]) -> None:
+        """The witness knows a term that was not written down before a crash: nothing was acknowledged under it."""
+        record = records[active.name]
+        if record is not None and newest.generation - record.generation == 1:
+            write_term(active, newest, self._clock.now())
+        else:
+            self._wait(f"the {active.name} is older than generation {newest.generation}; failover() with force decides")
+
+    # changes made elsewhere
+
+    def newest(self) -> Term | None:
+        """What the witness and the sides say now, as far as they answer."""
+        found = [self._told()]
+        for side in self.sides.values():
+            with contextlib.suppress(LostError):
+                found.append(read_term(side))
+        return max((term for term in found if term), key=lambda term: term.generation, default=None)
+
+    def follow(self) -> bool:
+        """Take over a newer term; True if there is one."""
+        newest = self.newest()
+        if newest is None or self.term is None or newest.generation <= self.term.generation:
+            return False
+        if self.rules.alone:
+            self._wait("another process uses this pair, and single_process=True said that none does")
+            raise StoreUnavailableError(KIND, self.trouble)
+        self._follow(newest)
+        return True
+
+    def follow_active(self) -> bool:
+        """The same, as far as the active side knows: cheap enough for every commit while the other side is away."""
+        if self.rules.alone:
+            return False
+        newest = read_term(self.active)
+        if newest is None or newest.generation <= self._ruling().generation:
+            return False
+        self._follow(newest)
+        return True
+
+    def _follow(self, term: Term) -> None:
+        self.term, self.trouble, self.since = term, "", self._clock.monotonic()
+        self._log.info("replica.term", generation=term.generation, active=term.active, standby=term.standby)
+
+    # changes made here
+
+    def propose(self, active: str, standby: str, *, tail: bool | None = None) -> bool:
+        """A new term; False if another process was faster, whose term is then followed."""
+        old = self._ruling()
+        kept = old.tail if tail is None else tail
+        new = Term(generation=old.generation + 1, pair=old.pair, active=active, standby=standby, tail=kept)
+        if self._witness is not None:
+            if not self._witness.propose(new):
+                self.follow()
+                return False
+            self._follow(new)
+        stored = write_term(self.sides[active], new, self._clock.now())
+        if standby != BEHIND:
+            write_term(self._other(self.sides[active]), new, self._clock.now())
+        self._follow(stored)
+        return stored == new
+
+    def lost(self, lost: LostError) -> None:
+        """The active side does not answer: return when the other one is active; raise if it must not be."""
+        side = lost.side
+        if self.term is None:
+            raise lost.error
+        if side is not self.active or (self.follow() and side is not self.active):
+            return
+        if side.answers() and side.strikes < self.rules.strikes:
+            raise lost.error
+        other = self._other(side)
+        if self._ruling().standby != LEVEL or not other.answers():
+            raise lost.error
+        if not self.automatic:
+            raise StoreUnavailableError(KIND, f"{lost.error.problem}; failover() makes the {other.name} active")
+        if self.failovers >= self.rules.max_failovers:
+            raise StoreUnavailableError(KIND, f"it failed over {self.failovers} times; failover() does it once more")
+        self._switch_to(other, lost)
+
+    def _switch_to(self, other: Side, lost: LostError) -> None:
+        self.before_switch()
+        try:
+            won = self.propose(other.name, BEHIND, tail=self.rules.asynchronous)
+        except LostError as second:
+            raise second.error from None
+        if won:
+            self.failovers += 1
+            self._log.warning("replica.failover", active=other.name, generation=self._ruling().generation)
+        elif lost.side is self.active:
+            raise lost.error
+
+    def dropped(self, lost: LostError) -> None:
+        """The standby does not answer: go on without it, if that is allowed."""
+        if self.follow() or not self.mirrors:
+            return
+        self.propose(self.active.name, BEHIND)
+        self._log.warning("replica.behind", side=self.standby.name, generation=self._ruling().generation)
+
+    def hand_over(self, *, force: bool) -> None:
+        """By hand, or back to the primary: the standby becomes active."""
+        if self.term is None:
+            self._force(force)
+            return
+        self.follow()
+        old, new = self.active, self.standby
+        if self._ruling().standby != LEVEL and not force:
+            raise StoreUnavailableError(KIND, f"the {new.name} is {self._ruling().standby}, not level: it lacks data")
+        stays = self._ruling().standby == LEVEL and old.answers()
+        if stays:
+            self.before_switch()
+        self.propose(new.name, LEVEL if stays else BEHIND, tail=self.rules.asynchronous and not stays)
+        self.failovers = 0
+        self._log.warning("replica.failover", active=new.name, generation=self._ruling().generation)
+
+    def _force(self, force: bool) -> None:
+        """There is no term: somebody says which side it is. The one that answers, or the one with the newer record."""
+        records = {name: read_term(side) for name, side in self.sides.items() if side.answers()}
+        known = {name: term for name, term in records.items() if term is not None}
+        if not known:
+            raise StoreUnavailableError(KIND, "neither side that answers has a record of this pair")
+        name, newest = max(known.items(), key=lambda pair: pair[1].generation)
+        if len(records) < 2 and not force:
+            raise StoreUnavailableError(KIND, f"{self.trouble}")
+        self._follow(newest)
+        self.propose(name, BEHIND, tail=self.rules.asynchronous)
+
+
+def _empty(side: Side) -> bool:
+    rows = side.read("find", Query(limit=len(RESERVED) + 1))
+    return all(row.definition.id in RESERVED for row in rows)
+
+
+__all__ = ["BEHIND", "JOINING", "LEVEL", "Council", "Rules"]

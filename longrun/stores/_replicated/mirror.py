@@ -1,0 +1,82 @@
+"""What the standby is told, and what happens when it answers otherwise than the active side did.
+
+Place in the life of an execution: claim, checkpoint, finish; on the way to the second store. Every call here gives the
+ids about which the two sides do not agree; the caller has them made equal before it acknowledges anything.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from longrun.stored import Claim, Loaded, Owner, Write
+from longrun.stores._replicated.copying import Copier
+from longrun.stores._replicated.side import LostError, Side
+from longrun.stores.base import Answer
+
+
+class MovedError(Exception):
+    """Another process changed the term while something was repaired under the old one."""
+
+
+class Mirror:
+    """Writes to a standby. One repair at a time."""
+
+    def __init__(self, changed: Callable[[], bool]) -> None:
+        """`changed` says whether the term has changed elsewhere."""
+        self._changed = changed
+        self._repairing = threading.RLock()
+        self.copied = 0
+        self.unreadable: set[str] = set()
+
+    def _allowed(self) -> None:
+        if self._changed():
+            raise MovedError
+
+    def agree(self, source: Side, target: Side, ids: Sequence[str]) -> None:
+        """Make the executions at `target` what they are at `source`."""
+        with self._repairing:
+            copier = Copier(source, target, self._allowed)
+            try:
+                copier.agree(dict.fromkeys(ids))
+            finally:
+                self.copied += copier.copied
+                self.unreadable |= copier.unreadable
+
+    def writes(self, target: Side, batch: Sequence[Write], answers: Sequence[Answer]) -> list[str]:
+        return disagreed(batch, answers, target.write("commit", batch))
+
+    def claim(self, target: Side, claim: Claim, given: Sequence[Loaded]) -> list[str]:
+        """The same claim again, for what was given: the standby compares the fence in its own atomic act."""
+        ids = tuple(one.definition.id for one in given)
+        again = attrs.evolve(claim, ids=ids, workflows=None, queues=None, limit=len(ids))
+        heads = {one.definition.id: one.head for one in target.write("claim", again)}
+        return [one.definition.id for one in given if heads.get(one.definition.id) != one.head]
+
+    def delete(self, target: Side, ids: Sequence[str], answers: Sequence[bool]) -> list[str]:
+        there = target.write("delete", ids)
+        return [id for id, a, b in zip(ids, answers, there, strict=True) if a != b]
+
+    def owners(self, source: Side, target: Side) -> None:
+        """Whoever is registered at the source, and nobody else, with what is left of the lease."""
+        known: list[Owner] = source.read("owners")
+        for owner in known:
+            target.write("register", owner, max(owner.remaining, 0.0))
+        for stranger in {owner.id for owner in target.read("owners")} - {owner.id for owner in known}:
+            target.write("unregister", stranger)
+
+
+def disagreed(batch: Sequence[Write], here: Sequence[Answer], there: Sequence[Answer]) -> list[str]:
+    """Ids of the writes that were answered otherwise."""
+    return [write.id for write, a, b in zip(batch, here, there, strict=True) if not _alike(a, b)]
+
+
+def _alike(a: Answer, b: Answer) -> bool:
+    if isinstance(a, Exception) or isinstance(b, Exception):
+        return type(a) is type(b)
+    return a == b
+
+
+__all__ = ["LostError", "Mirror", "MovedError", "disagreed"]

@@ -1,0 +1,336 @@
+"""The commands that look: list, show, events, watch, workers, plan, doctor, store. Each for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import anyio
+import attrs
+import pytest
+
+from longrun import open_store
+from longrun.cli import _schema as schema
+from longrun.stored import Owner
+from tests.cli.conftest import APP, call, finished, interrupted, prepare, read, submitted
+from tests.cli.sample_app import HOSTILE, Order
+
+ESCAPES = ("\x1b", "\x07", "\r", "\u202e")
+
+
+def populate(url: str) -> None:
+    prepare(
+        url,
+        finished("site", {"pages": 2}, "done"),
+        finished("bad", {}, "failed"),
+        finished("approve", {}, "waiting"),
+        interrupted("interrupted"),
+        submitted("site", "queued", queue="slow", priority=3, metadata={"customer": "ACME"}),
+    )
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+
+def test_list_shows_what_there_is_newest_first_and_counts_it(url: str) -> None:
+    populate(url)
+    result = call("list", "--store", url)
+    ids = [line.split()[-9:] for line in result.stdout.splitlines()]
+    assert len(ids) == 6
+    found = read("list", "--store", url)
+    assert [one["id"] for one in found["executions"]] == ["queued", "interrupted", "waiting", "failed", "done"]
+    assert found["counts"]["failed"] == 1
+    assert found["counts"]["cancelled"] == 0
+    assert found["next"] is None
+    assert "5 executions: 1 initialized, 1 running, 1 waiting, 1 completed, 1 failed" in result.stderr
+    for word in ("✓ completed", "✗ failed", "◷ waiting", "▸ running (interrupted)"):
+        assert word in result.stdout
+
+
+def test_list_filters_and_pages(url: str) -> None:
+    populate(url)
+
+    def ids(*words: str) -> list[str]:
+        return [one["id"] for one in read("list", "--store", url, *words)["executions"]]
+
+    assert ids("--state", "failed", "--state", "completed") == ["failed", "done"]
+    assert ids("--workflow", "approve") == ["waiting"]
+    assert ids("--queue", "slow") == ["queued"]
+    assert ids("--text", "acme") == ["queued"]
+    assert ids("--meta", "customer=ACME") == ["queued"]
+    assert ids("--since", "1h", "--until", "0s")[-1] == "done"
+    assert ids("--until", "1h") == []
+    page = read("list", "--store", url, "--limit", "2")
+    assert page["next"] == "interrupted"
+    assert ids("--limit", "2", "--after", page["next"]) == ["waiting", "failed"]
+
+
+def test_lists_hold_no_error_reason_or_state(url: str) -> None:
+    """Errors and states are shown where one execution is, never in lists."""
+    populate(url)
+    for words in (["list"], ["watch", "--once", "--state", "failed"], ["list", "--json"]):
+        shown = call(*words, "--store", url).output
+        assert "bell" not in shown
+        assert "failed" in shown
+
+
+# --- show -------------------------------------------------------------------------------------------------------------
+
+
+def test_show_tells_steps_attempts_errors_and_history(url: str) -> None:
+    populate(url)
+    found = read("show", "failed", "--store", url)
+    assert found["error"] == f"ValueError: {HOSTILE}"
+    assert [(row["kind"], row["name"], row["attempts"]) for row in found["steps"]] == [
+        ("start", None, 0),
+        ("step", "prepare", 1),
+        ("fail", "boom", 2),
+    ]
+    assert all(row["seconds"] >= 0 for row in found["steps"])
+    assert [one["seq"] for one in found["checkpoints"]] == [1, 2]
+    assert found["step_names"] == ["prepare", "boom"]
+    assert found["state"] is None
+    assert read("show", "failed", "--store", url, "--state")["state"] == {"prepared": True}
+
+
+def test_show_says_where_a_resume_would_go_on(url: str) -> None:
+    populate(url)
+    found = read("show", "interrupted", "--store", url)
+    (loop,) = found["inside"]
+    assert (loop["kind"], loop["name"], loop["total"]) == ("each", "pages", 1000)
+    assert loop["done"] >= 3
+    assert found["execution"]["step_progress"]["done"] >= 3
+    shown = call("show", "interrupted", "--store", url).stdout
+    assert f"would resume at step 2 of 3 (crawl), pages: from item {loop['done'] + 1} of 1000" in shown
+    assert "last checkpoint" in shown
+    assert "waits for signal 'approval'" in call("show", "waiting", "--store", url).stdout
+
+
+def test_show_folds_long_histories(url: str) -> None:
+    populate(url)
+    found = read("show", "done", "--store", url, "--steps", "2")
+    assert [row["seq"] for row in found["steps"]] == [3, 4]
+    assert found["steps_left_out"] == 2
+    assert "2 older rows are left out" in call("show", "done", "--store", url, "--steps", "2").stdout
+
+
+def test_no_text_from_a_store_can_move_the_cursor(url: str) -> None:
+    """An error's text, metadata and a signal's name are shown escaped, with colours too."""
+    prepare(url, finished("bad", {}, "failed"), submitted("site", "queued", metadata={"note": "\x1b[2Jgone"}))
+    for words in (["show", "failed"], ["show", "queued"], ["events", "failed"], ["show", "failed", "--json"]):
+        shown = call(*words, "--store", url).output
+        assert not any(escape in shown for escape in ESCAPES), words
+    assert "\\x1b[31mred" in call("show", "failed", "--store", url).stdout
+    assert "\\x1b[2Jgone" in call("show", "queued", "--store", url).stdout
+
+
+def test_colour_follows_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(url, finished("site", {}, "a"))
+    assert "\x1b[" not in call("list", "--store", url).output
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[32m✓ completed" in call("list", "--store", url).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in call("list", "--store", url).output
+    assert "✓ completed" in call("list", "--store", url).output
+
+
+# --- events and watch -------------------------------------------------------------------------------------------------
+
+
+def test_events_come_in_order_one_document_a_line(url: str) -> None:
+    populate(url)
+    lines = call("events", "failed", "--store", url, "--json").stdout.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [problem for one in found for problem in schema.problems(one)] == []
+    assert [one["type"] for one in found] == ["execution_started", "step_completed", "execution_failed"]
+    assert [one["data"]["seq"] for one in found] == [1, 2, 3]
+    assert len(call("events", "failed", "--store", url, "--after", "2").stdout.splitlines()) == 1
+    assert "waiting" in call("events", "waiting", "--store", url).stdout
+
+
+def test_following_a_finished_execution_ends_by_itself(url: str) -> None:
+    populate(url)
+    assert call("events", "done", "--follow", "--store", url).stdout.splitlines()[-1].endswith("report")
+
+
+def test_watch_shows_what_is_unfinished(url: str) -> None:
+    populate(url)
+    found = read("watch", "--once", "--store", url)
+    assert [one["id"] for one in found["executions"]] == ["queued", "interrupted", "waiting"]
+    shown = call("watch", "--once", "--store", url).stdout
+    assert "interrupted  running  " in shown
+    assert "step 2/3 (" in shown
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+def register(url: str, *owners: Owner, ttl: float = 60.0) -> None:
+    async def run() -> None:
+        async with open_store(url) as store:
+            for owner in owners:
+                await store.register(owner, ttl)
+
+    anyio.run(run)
+
+
+def test_workers_says_who_lives(url: str) -> None:
+    prepare(url)
+    assert read("workers", "--store", url)["workers"] == []
+    assert "no process is registered" in call("workers", "--store", url).stderr
+    register(
+        url,
+        Owner(id="far-away-1", life={"host": "far\x1b[31m", "pid": 7}, remaining=0, workflows=("site",), queues=("q",)),
+    )
+    register(url, Owner(id="late-2", life={}, remaining=0), ttl=-1.0)
+    found = {one["id"]: one for one in read("workers", "--store", url)["workers"]}
+    assert (found["far-away-1"]["status"], found["late-2"]["status"]) == ("alive", "expired")
+    assert 0 < found["far-away-1"]["lease_seconds"] <= 60
+    shown = call("workers", "--store", url).output
+    assert "far\\x1b[31m" in shown
+    assert "! expired" in shown
+
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+
+
+def test_plan_says_what_a_resume_would_do(url: str) -> None:
+    populate(url)
+    found = read("plan", "--store", url, "--app", APP)
+    plans = {one["id"]: one for one in found["plans"]}
+    assert {id: one["action"] for id, one in plans.items()} == {
+        "queued": "start",
+        "interrupted": "run-again",
+        "waiting": "wait",
+    }
+    assert plans["interrupted"]["skipped"] == ["prepare"]
+    assert plans["interrupted"]["inside"][0]["name"] == "pages"
+    assert (found["blocked"], found["unchecked"]) == (0, [])
+    shown = call("plan", "interrupted", "--store", url, "--app", APP).output
+    assert "step 2 of 3 goes on inside: pages: from item" in shown
+    assert "skips 1 finished step: prepare" in shown
+
+
+def test_plan_exits_with_1_if_the_code_no_longer_fits(url: str) -> None:
+    """New code without a step that is still to run, and with a state of another type."""
+    prepare(url, interrupted("crawling"), submitted("order", "ordered", Order(3)), submitted("bad", "other"))
+    prepare(url, finished("approve", {}, "waiting"))
+    new = "tests.cli.sample_app:later"
+    found = read("plan", "--store", url, "--app", new, code=1)
+    plans = {one["id"]: one for one in found["plans"]}
+    assert plans["crawling"]["action"] == plans["ordered"]["action"] == "block"
+    assert plans["crawling"]["missing"] == ["crawl"]
+    assert "currency" in plans["ordered"]["misfit"]
+    assert any("other steps" in note for note in plans["crawling"]["notes"])
+    assert any("version 1, the code has 2" in note for note in plans["crawling"]["notes"])
+    assert plans["other"]["action"] == "leave"
+    assert plans["waiting"]["action"] == "wait"
+    assert found["blocked"] == 2
+    assert "the code has no step 'crawl'" in call("plan", "crawling", "--store", url, "--app", new, code=1).stdout
+    shown = call("plan", "--blocked", "--store", url, "--app", new, code=1)
+    assert "waiting" not in shown.stdout
+    call("plan", "waiting", "--store", url, "--app", new)
+
+
+def test_plan_without_the_code_says_what_it_cannot_check(url: str) -> None:
+    prepare(url, interrupted("crawling"))
+    assert "--app" in read("plan", "--store", url)["unchecked"][0]
+    assert "the code was not checked" in call("plan", "--store", url).stderr
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_a_healthy_store_healthy(url: str) -> None:
+    populate(url)
+    found = read("doctor", "--store", url)
+    checks = {one["name"]: one for one in found["checks"]}
+    assert found["worst"] == "ok", found
+    assert {"reachable", "durable", "versions", "permissions", "writable", "clock", "owners", "quarantine"} <= set(
+        checks
+    )
+    assert "empty" in checks["quarantine"]["message"]
+    assert "✓ ok" in call("doctor", "--store", url).stdout
+    assert read("workers", "--store", url)["workers"] == [], "the probe is gone again"
+
+
+def test_doctor_finds_damage_open_doors_and_the_future(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    url = f"sqlite:///{path}"
+    prepare(url, submitted("site", "a"))
+    path.chmod(0o644)
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO quarantine (execution, part, found, content) VALUES ('a', 'head', 0, 'x')")
+    connection.close()
+    found = read("doctor", "--store", url)
+    checks = {one["name"]: one for one in found["checks"]}
+    assert checks["quarantine"]["status"] == "warn"
+    assert "1 damaged piece" in checks["quarantine"]["message"]
+    assert checks["permissions"]["status"] in ("warn", "ok")
+
+
+def test_doctor_finds_orphans_and_what_is_blocked(url: str) -> None:
+    """An execution whose owner is not registered any more, and one that cannot go on."""
+
+    async def orphan() -> None:
+        from longrun.records import ExecutionState
+        from longrun.stored import Save
+
+        async with open_store(url) as store:
+            for id, owner, state in (("a", "gone-1", ExecutionState.RUNNING), ("b", None, ExecutionState.BLOCKED)):
+                head = (await store.load(id)).head
+                changed = attrs.evolve(head, owner=owner, state=state, revision=head.revision + 1)
+                await store.save(Save(id=id, head=changed))
+
+    prepare(url, submitted("site", "a"), submitted("site", "b"))
+    anyio.run(orphan)
+    checks = {one["name"]: one for one in read("doctor", "--store", url)["checks"]}
+    assert checks["owners"]["status"] == "warn"
+    assert "1 execution of 1 dead owner" in checks["owners"]["message"]
+    assert checks["blocked"]["status"] == "warn"
+
+
+def test_doctor_says_5_when_the_store_does_not_answer() -> None:
+    found = read("doctor", "--store", "redis://127.0.0.1:1/0", code=5)
+    assert found["worst"] == "fail"
+
+
+# --- store ------------------------------------------------------------------------------------------------------------
+
+
+def test_store_info_and_migrate(url: str) -> None:
+    call("store", "info", "--store", url, code=5)
+    assert read("store", "migrate", "--store", url)["counts"]["running"] == 0
+    populate(url)
+    found = read("store", "info", "--store", url)
+    assert found["facts"]["kind"] in ("file", "sqlite")
+    assert found["counts"]["completed"] == 1
+    assert "durable" in call("store", "info", "--store", url).stdout
+
+
+def test_store_copy_carries_everything_and_can_be_repeated(tmp_path: Path) -> None:
+    source, target = f"file:{tmp_path / 'a'}", f"sqlite:///{tmp_path / 'b.db'}"
+    populate(source)
+    found = json.loads(call("store", "copy", source, target, "--json").stdout)
+    assert schema.problems(found) == []
+    assert sorted(found["copied"]) == ["done", "failed", "interrupted", "queued", "waiting"]
+    assert "0 copied, 5 there already" in call("store", "copy", source, target).stdout
+    assert read("show", "interrupted", "--store", target)["inside"][0]["name"] == "pages"
+    assert read("show", "interrupted", "--store", source)["execution"]["hold"] is True
+
+
+# --- the schema -------------------------------------------------------------------------------------------------------
+
+
+def test_the_schema_refuses_what_does_not_fit() -> None:
+    good = schema.document("collected", executions=1, owners=0, dry_run=False)
+    assert schema.problems(good) == []
+    assert schema.problems({**good, "executions": "1"}) == ["collected.executions is no integer"]
+    assert schema.problems({**good, "owners": True}) == ["collected.owners is no integer"]
+    assert schema.problems({**good, "more": 1}) == ["collected.more is not in the schema"]
+    assert schema.problems({"longrun": 1, "kind": "collected", "executions": 1, "owners": 1}) == [
+        "collected.dry_run is missing"
+    ]
+    assert schema.problems({**good, "longrun": 2}) != []
+    assert schema.problems([]) != []

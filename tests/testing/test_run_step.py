@@ -1,0 +1,132 @@
+"""`run_step` runs one step with a context like the real one, and tells what the step did."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from longrun import Goto, NotStorableError, Progress, Sleep, StepContext, StepRegistry, SyncStepContext, WaitFor
+from longrun.testing import run_step
+
+
+@attrs.frozen
+class Page:
+    url: str
+    size: int = 0
+
+
+async def test_a_state_comes_back_through_the_codec() -> None:
+    async def measure(state: Page) -> Page:
+        return attrs.evolve(state, size=len(state.url))
+
+    run = await run_step(measure, Page("abc"))
+    assert run.state == Page("abc", 3)
+    assert run.directive is None
+
+
+async def test_where_the_step_is_can_be_chosen() -> None:
+    async def look(ctx: StepContext, state: dict) -> list:
+        return [ctx.attempt, ctx.iteration, ctx.signal, ctx.timed_out, ctx.metadata, ctx.idempotency_key, ctx.workflow]
+
+    run = await run_step(
+        look, {}, attempt=2, iteration=3, signal="yes", timed_out=True, metadata={"a": 1}, execution_id="x", visit=7
+    )
+    assert run.state == [2, 3, "yes", True, {"a": 1}, "x:7", "test"]
+
+
+@pytest.mark.parametrize("directive", [Goto("there", {"n": 1}), Sleep(5, {"n": 1}), WaitFor("go", {"n": 1})])
+async def test_a_directive_is_told_with_its_state(directive: object) -> None:
+    async def turn(state: dict) -> object:
+        return directive
+
+    run = await run_step(turn, {})
+    assert run.directive is directive
+    assert run.state == {"n": 1}
+
+
+async def test_local_progress_and_saves_are_told() -> None:
+    async def work(ctx: StepContext, state: dict) -> dict:
+        async for n in ctx.each("items", range(3), every=1):
+            ctx.local["last"] = n
+        ctx.progress(3, 3, "done")
+        return state
+
+    run = await run_step(work, {}, local={"first": True})
+    assert run.local == {"first": True, "last": 2}
+    assert run.progress == Progress(done=3, total=3, message="done")
+    assert run.saves >= 3
+
+
+async def test_a_step_can_be_taken_up_where_another_run_stopped() -> None:
+    called: list[str] = []
+
+    async def effect(name: str) -> str:
+        called.append(name)
+        return name
+
+    async def work(ctx: StepContext, state: dict) -> dict:
+        await ctx.once("pay", effect, "pay")
+        async for n in ctx.each("items", range(3), every=1):
+            called.append(str(n))
+        return state
+
+    first = await run_step(work, {})
+    await run_step(work, {}, attempt=2, entries=first.entries)
+    assert called == ["pay", "0", "1", "2"]
+
+
+async def test_a_plain_step_runs_in_a_thread_with_the_blocking_context() -> None:
+    def work(ctx: SyncStepContext, state: dict) -> dict:
+        for n in ctx.each("items", [1, 2]):
+            ctx.local["sum"] = ctx.local.get("sum", 0) + n
+        ctx.checkpoint(force=True)
+        return {"sum": ctx.local["sum"], "doubled": ctx.map(_double, [1, 2])}
+
+    run = await run_step(work, {})
+    assert run.state == {"sum": 3, "doubled": [2, 4]}
+
+
+def _double(n: int) -> int:
+    return n * 2
+
+
+async def test_a_registered_step_can_be_given() -> None:
+    registry = StepRegistry()
+
+    @registry.step(name="other")
+    async def work(ctx: StepContext, state: dict) -> str:
+        return ctx.step
+
+    step = registry.get("other")
+    assert step is not None
+    assert (await run_step(step, {})).state == "other"
+
+
+async def test_what_the_step_raises_is_raised() -> None:
+    async def breaks(state: dict) -> dict:
+        raise KeyError("no")
+
+    with pytest.raises(KeyError, match="no"):
+        await run_step(breaks, {})
+
+
+async def test_a_state_that_cannot_be_stored_is_refused() -> None:
+    async def keeps(state: dict) -> dict:
+        return {"client": object()}
+
+    with pytest.raises(NotStorableError, match="client"):
+        await run_step(keeps, {})
+
+
+async def test_children_are_answered_for() -> None:
+    async def family(ctx: StepContext, state: dict) -> dict:
+        child = await ctx.start_child("leaf", {"n": 2}, key="a")
+        return {"child": await child.result()}
+
+    def children(workflow: str, state: dict, key: str) -> dict:
+        return {"n": state["n"] * 10, "of": workflow}
+
+    run = await run_step(family, {}, children=children)
+    assert run.state == {"child": {"n": 20, "of": "leaf"}}
+    with pytest.raises(LookupError, match="children"):
+        await run_step(family, {})
