@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
-from attrs import frozen
+from attrs import define
 
 from longrun.branches import as_failure
 from longrun.context import StepContext, SyncStepContext, root_context
@@ -75,7 +75,7 @@ class Host(Protocol):
     async def start_child(self, workflow: Any, state: Any, key: str) -> ExecutionHandle: ...
 
 
-@frozen
+@define
 class Outcome:
     """How an attempt ended: a value, an error, or stopped from outside."""
 

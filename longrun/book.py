@@ -7,7 +7,6 @@ and tells what happened once the store has acknowledged it. With coalesced durab
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -30,9 +29,6 @@ NOTHING: tuple[dict[str, bytes], tuple[str, ...]] = ({}, ())
 Event = tuple[EventType, dict[str, Any]]
 """An event to be told when the write that makes it true is durable: its type and fields."""
 
-_FIELDS = tuple(field.name for field in attrs.fields(Head))
-_values = attrgetter(*_FIELDS)
-
 
 class Book:
     """One owned execution, as of the newest write handed over."""
@@ -46,8 +42,9 @@ class Book:
         self.id = loaded.definition.id
         self.steps = self.definition.steps
         self.head = loaded.head
+        self._values = attrs.asdict(loaded.head, recurse=False)
         self.ledger = Ledger(loaded.entries)
-        self.outbox = Outbox(executor, self.id)
+        self.outbox = Outbox(executor, self.id, executor.loop)
         self.progress: Progress | None = None
         self._value = value
         self._boundary = loaded.boundary
@@ -69,6 +66,9 @@ class Book:
             return definition, None
         steps = registry.resolve(definition.workflow).steps
         return attrs.evolve(definition, steps=steps, total=len(steps)), steps
+
+    def now(self) -> float:
+        return self._clock.now()
 
     @property
     def step_name(self) -> str | None:
@@ -120,18 +120,18 @@ class Book:
         return Boundary(seq=head.seq + 1, kind=kind, **values)
 
     def _next(self, changes: dict[str, Any], revision: int) -> Head:
-        """The head after `changes`. Not with `attrs.evolve`, which is slower: this is done for every step."""
-        head = self.head
-        values = dict(zip(_FIELDS, _values(head), strict=False))
+        """Move on to the head after `changes`. Not with `attrs.evolve`: this is done for every step, and that is slow."""
+        values = self._values
         if "step" in changes:
             values["done"], values["of"], values["note"] = 0, None, None
             values["progress"] = min(1.0, changes["step"] / (len(self.steps) or 1))
         elif (shown := self.progress) is not None:
-            values.update(done=shown.done, of=shown.total, note=shown.message)
-            values["progress"] = min(1.0, (head.step + shown.fraction) / (len(self.steps) or 1))
+            values["done"], values["of"], values["note"] = shown.done, shown.total, shown.message
+            values["progress"] = min(1.0, (self.head.step + shown.fraction) / (len(self.steps) or 1))
         values["revision"], values["woken"] = revision, False
         values.update(changes)
-        return Head(**values)
+        self.head = Head(**values)
+        return self.head
 
     # writes
 
@@ -169,7 +169,7 @@ class Book:
         if durable or self._flush_is_due():
             await self.commit(changes, take=take)
         else:
-            self.head = self._next(changes, self.head.revision)
+            self._next(changes, self.head.revision)
 
     def _flush_is_due(self) -> bool:
         if self._durability == "step" or len(self._unsaved) >= UNSAVED_LIMIT:
@@ -217,7 +217,6 @@ class Book:
             if boundary.data is not None:
                 self._snapshots.kept(boundary.seq, boundary.blobs)
         keep_from, gone = self._snapshots.let_go(exactly=head.owner is None)
-        self.head = head
         self._saved_at = self._clock.monotonic()
         steps, self._given_steps = self._given_steps, None
         save = Save(

@@ -23,7 +23,7 @@ from longrun.errors import ConfigError, InvalidStateError, StoreUnavailableError
 from longrun.events import Bus, EventType, ExecutionEvent
 from longrun.records import FINISHED, ExecutionState, check_id, to_time
 from longrun.registry import StepRegistry
-from longrun.stored import Loaded, Message, Query
+from longrun.stored import Boundary, Loaded, Message, Query
 from longrun.stores.store import CheckpointStore
 
 State = ExecutionState
@@ -244,25 +244,34 @@ LAST = frozenset({"fail", "finish", "cancel"})
 
 
 async def follow_rows(room: ControlRoom, id: str, after: int | None = None) -> AsyncIterator[ExecutionEvent]:
-    """Events of an execution that another process runs, from the rows its boundaries leave; ends with it."""
-    seen = (await room.store.load(check_id(id))).head.seq if after is None else after
+    """Events of an execution that another process runs, from the rows its boundaries leave. The last one tells how it
+    ended, also if it had ended before."""
+    if after is None:
+        head = (await room.store.load(check_id(id))).head
+        after = head.seq - head.state.finished
+    seen = after
     while True:
         changed = room._changed
+        finished = (await room.store.load(id)).head.state.finished  # before the rows: the last of them must be seen
         rows = await room.store.boundaries(id, after=seen)
         for row in rows:
             seen = row.seq
-            yield ExecutionEvent(
-                type=KINDS.get(row.kind, EventType.CHECKPOINTED),
-                execution_id=id,
-                step=row.name,
-                timestamp=to_time(row.ended),  # type: ignore[arg-type]  # never None
-                error=row.error,
-                attempt=row.attempts,
-                data={"seq": row.seq, "kind": row.kind},
-            )
+            yield _told(id, row)
             if row.kind in LAST:
                 return
         if not rows:
-            if (await room.store.load(id)).head.state.finished:
+            if finished:
                 return
             await room.await_change(changed)
+
+
+def _told(id: str, row: Boundary) -> ExecutionEvent:
+    return ExecutionEvent(
+        type=KINDS.get(row.kind, EventType.CHECKPOINTED),
+        execution_id=id,
+        step=row.name,
+        timestamp=to_time(row.ended),  # type: ignore[arg-type]  # never None
+        error=row.error,
+        attempt=row.attempts,
+        data={"seq": row.seq, "kind": row.kind},
+    )

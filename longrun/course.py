@@ -23,6 +23,8 @@ from longrun.errors import (
 from longrun.events import EventType
 from longrun.records import ExecutionState, RetryPolicy
 from longrun.registry import DIRECTIVES, Finish, Goto, Repeat, Sleep, Step, WaitFor
+from longrun.snapshot import Snapshot
+from longrun.stored import Boundary
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -74,11 +76,23 @@ class Course:
         await book.cross(boundary, changes, snapshot=snapshot, value=value, events=(event,), durable=False)
         return True
 
-    def _crossed(self, kind: str, to: int, snapshot: Any, iteration: int = 0) -> Any:
+    def _crossed(self, kind: str, to: int, snapshot: Snapshot, iteration: int = 0) -> Boundary:
         """The boundary at which the step in flight ended and a new visit begins."""
-        head = self._book.head
-        return self._book.boundary(
-            kind, snapshot, attempts=head.attempt + 1, next=to, visit=head.visit + 1, iteration=iteration
+        book, head = self._book, self._book.head
+        return Boundary(
+            seq=head.seq + 1,
+            kind=kind,
+            step=head.step,
+            name=book.step_name,
+            started=head.started,
+            ended=book.now(),
+            attempts=head.attempt + 1,
+            next=to,
+            visit=head.visit + 1,
+            iteration=iteration,
+            data=snapshot.data,
+            blobs=snapshot.names,
+            size=snapshot.size,
         )
 
     async def complete_after_wait(self) -> bool:

@@ -5,6 +5,7 @@ Place in the life of an execution: claim, run, leave. `Executor` and `Worker` ar
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,7 @@ from longrun.events import EventType, ExecutionEvent, Listener
 from longrun.lease import LeaseKeeper
 from longrun.life import LifeLock
 from longrun.logging import get_logger
+from longrun.loops import current_loop
 from longrun.places import Places
 from longrun.records import ExecutionState, ExecutorConfig, to_time
 from longrun.registry import Step, StepRegistry
@@ -87,6 +89,8 @@ class Crew(Starting):
 
     async def sign_on(self, listener: Listener | None) -> None:
         """Take a lease and begin to look for work."""
+        self.loop = current_loop()
+        self.thread = threading.get_ident()
         self.threads = StepThreads()
         self._engines: dict[str, Engine] = {"loop": LoopEngine(), "thread": ThreadEngine()}
         await self._take_lease()

@@ -193,6 +193,16 @@ class _Meter:
         return None
 
 
+@frozen
+class _Known:
+    """What is known of one execution as of a boundary."""
+
+    seq: int
+    own: Mapping[tuple[int, str | None], float]
+    spread: Spread
+    learned: Weights
+
+
 class Forecaster:
     """Makes forecasts for one store. It remembers what it learnt, and the pace of what it was asked about."""
 
@@ -200,19 +210,29 @@ class Forecaster:
         self._store, self._clock = store, clock
         self._learned: OrderedDict[str, tuple[float, Weights]] = OrderedDict()
         self._meters: OrderedDict[str, _Meter] = OrderedDict()
-        self._own: OrderedDict[str, tuple[int, dict[tuple[int, str | None], float]]] = OrderedDict()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def of(self, definition: Definition, head: Head, live: Progress | None = None) -> Forecast:
         """The forecast of an execution; `live` is progress that is not stored yet."""
-        now = self._clock.now()
+        learned = await self.weights(definition.workflow)
+        known = self._known.get(definition.id)
+        if known is None or known.seq != head.seq or known.learned is not learned:
+            after = max(0, head.seq - OWN_ROWS)
+            own = spent(await self._store.boundaries(definition.id, after=after, limit=OWN_ROWS))
+            spread = Spread(definition.total, definition.steps, learned, weights_of([own]))
+            _remember(self._known, definition.id, _Known(head.seq, own, spread, learned))
+        return self.at_once(definition, head, live)
+
+    def at_once(self, definition: Definition, head: Head, live: Progress | None = None) -> Forecast:
+        """The same from what is remembered, without asking the store: for whoever cannot wait."""
         if live is not None:
             head = attrs.evolve(head, done=live.done, of=live.total, note=live.message)
-        learned = await self.weights(definition.workflow)
-        own = await self._own_seconds(definition.id, head)
-        spread = Spread(definition.total, definition.steps, learned, weights_of([own]))
-        here = sum(seconds for (index, _), seconds in own.items() if index == head.step)
+        known = self._known.get(definition.id)
+        if known is None or len(known.spread.seconds) != definition.total:
+            known = _Known(0, {}, Spread(definition.total, (), Weights(), Weights()), Weights())
+        here = sum(seconds for (index, _), seconds in known.own.items() if index == head.step)
         rate = self._rate(definition.id, head, live is not None)
-        return forecast(definition, head, spread, now, rate=rate, here=here)
+        return forecast(definition, head, known.spread, self._clock.now(), rate=rate, here=here)
 
     async def weights(self, workflow: str) -> Weights:
         """What earlier runs of a workflow teach, looked up again every few minutes."""
@@ -231,14 +251,6 @@ class Forecaster:
         learned = weights_of(runs)
         _remember(self._learned, workflow, (now, learned))
         return learned
-
-    async def _own_seconds(self, id: str, head: Head) -> dict[tuple[int, str | None], float]:
-        known = self._own.get(id)
-        if known is None or known[0] != head.seq:
-            rows = await self._store.boundaries(id, after=max(0, head.seq - OWN_ROWS), limit=OWN_ROWS)
-            known = (head.seq, spent(rows))
-            _remember(self._own, id, known)
-        return known[1]
 
     def _rate(self, id: str, head: Head, live: bool) -> float | None:
         meter = self._meters.get(id)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from longrun.clock import Clock
 from longrun.errors import LongrunError, StoreUnavailableError
-from longrun.loops import current_loop
+from longrun.loops import Loop
 from longrun.records import RetryPolicy
 from longrun.stored import Save
 from longrun.stores.store import CheckpointStore
@@ -35,8 +35,9 @@ class Courier(Protocol):
 
 
 class Outbox:
-    def __init__(self, courier: Courier, execution_id: str) -> None:
+    def __init__(self, courier: Courier, execution_id: str, loop: Loop) -> None:
         self._courier = courier
+        self._loop = loop
         self._id = execution_id
         self._pending: deque[tuple[Save, Done]] = deque()
         self._flying = 0
@@ -60,7 +61,7 @@ class Outbox:
 
     async def commit(self, save: Save) -> None:
         """Durable on return; `LeaseLostError` if the execution belongs to somebody else now."""
-        waiter = current_loop().waiter()
+        waiter = self._loop.waiter()
         self.push(save, waiter.set)
         error = await waiter.wait()
         if error is not None:
@@ -69,7 +70,7 @@ class Outbox:
     async def settle(self) -> None:
         """Return when everything handed over so far is durable."""
         if self._pending:
-            waiter = current_loop().waiter()
+            waiter = self._loop.waiter()
             save, done = self._pending[-1]
 
             def both(error: LongrunError | None) -> None:
@@ -84,7 +85,7 @@ class Outbox:
     def _submit(self, save: Save) -> None:
         self._flying += 1
         try:
-            self._courier.store.submit(save, self._answered)
+            self._courier.store.submit(save, self._answered, self._loop)
         except LongrunError as error:  # the store is closed
             self._answered(error)
 

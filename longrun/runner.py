@@ -6,7 +6,6 @@ for it, with the fence of its claim. It is a task while steps run; parked and pa
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from longrun.course import Course
 from longrun.errors import CodecError, LeaseLostError, RegistrationError, StepError, UnknownStepError
 from longrun.events import EventType
 from longrun.places import Ticket
-from longrun.loops import current_loop
 from longrun.port import StepInfo
 from longrun.records import ExecutionState, Progress
 from longrun.registry import Step
@@ -70,8 +68,7 @@ class Runner:
         self._running: Attempt
         self._scope: anyio.CancelScope
         self._cut: tuple[Step, Outcome] | None = None
-        self.loop = current_loop()
-        self.thread = threading.get_ident()
+        self.loop, self.thread = executor.loop, executor.thread
         self._broken: CodecError | None = None
         self._wake = anyio.Event()
         self._place: Ticket | None = None
@@ -323,7 +320,7 @@ class Runner:
         self._attempt = self._running = attempt
         if self._executor.bus.active:
             self.book.tell_in_order(EventType.STEP_STARTED, attempt=self.head.attempt + 1)
-        if self.inbox and stops_at_once(self.inbox) or self.book.outbox.lost is not None:
+        if (self.inbox and stops_at_once(self.inbox)) or self.book.outbox.lost is not None:
             attempt.interrupt()
         try:
             return attempt, await attempt.run(self._executor.engine(step), state)

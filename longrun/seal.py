@@ -75,6 +75,10 @@ class Seal:
             return False
         return self._compress_over is None or len(data) <= self._compress_over
 
+    @property
+    def encrypts(self) -> bool:
+        return self._key is not None
+
     def wrap(self, data: bytes, context: str) -> bytes:
         """The bytes to store. `context` says whose they are; `unwrap` must be given the same."""
         if len(data) > self._limit:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import define
 
 from longrun import codec
 from longrun.errors import CorruptDataError, TooLargeError
@@ -22,7 +22,7 @@ BLOB_MINIMUM = 2048
 """Of a larger one, values from this size on become blobs."""
 
 
-@frozen
+@define
 class Snapshot:
     """An encoded state: what goes into the boundary, and the blobs that are new."""
 

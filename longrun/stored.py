@@ -18,11 +18,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from longrun.records import ExecutionState
 
 EMPTY: Mapping[str, Any] = {}
+
+record = define(kw_only=True)
+"""For what is built anew with every step. Nobody changes one; but to freeze it would double the price of making it."""
 
 
 @frozen(kw_only=True)
@@ -41,7 +44,7 @@ class Definition:
     created: float
 
 
-@frozen(kw_only=True)
+@record
 class Head:
     """Where an execution is. `fence` grows by one with every claim, `revision` by one with every write of its owner."""
 
@@ -79,7 +82,7 @@ class Head:
     note: str | None = field(default=None, repr=False)
 
 
-@frozen(kw_only=True)
+@record
 class Boundary:
     """One checkpoint: what ended, and where the execution stood after it."""
 
@@ -160,7 +163,7 @@ class Create:
         return self.definition.id
 
 
-@frozen(kw_only=True)
+@record
 class Save:
     """What the owner of an execution changes, all of it or nothing.
 

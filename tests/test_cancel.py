@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -23,6 +24,7 @@ from longrun import (
     SyncStepContext,
     WaitFor,
 )
+from longrun.stored import Message
 from longrun.testing import ManualClock
 from tests.crashing import CrashableExecutor, crash
 
@@ -40,7 +42,7 @@ def forever(begun: anyio.Event, ended: list[str]) -> StepRegistry:
         return state + 1
 
     @registry.step
-    async def work(state: int) -> int:
+    async def work(state: int) -> Any:
         begun.set()
         try:
             await anyio.sleep_forever()
@@ -53,7 +55,8 @@ def forever(begun: anyio.Event, ended: list[str]) -> StepRegistry:
 
 async def test_cancel_interrupts_the_step_and_is_stored_with_its_reason(store):
     """I1, I8"""
-    begun, ended = anyio.Event(), []
+    begun = anyio.Event()
+    ended: list[str] = []
     async with Executor(forever(begun, ended), store=store) as executor:
         run = await executor.start("work", 1)
         await begun.wait()
@@ -73,7 +76,8 @@ async def test_cancel_interrupts_the_step_and_is_stored_with_its_reason(store):
 
 
 async def test_cancel_from_another_executor(store):
-    begun, ended = anyio.Event(), []
+    begun = anyio.Event()
+    ended: list[str] = []
     registry = forever(begun, ended)
     async with Executor(registry, store=store) as one, Executor(registry, store=store) as two:
         run = await one.start("work", 1, id="a")
@@ -107,11 +111,11 @@ async def test_what_nobody_runs_is_cancelled_by_the_caller(store):
 
 async def test_a_workflow_that_is_unknown_here_can_be_controlled_all_the_same(store):
     begun = anyio.Event()
-    async with CrashableExecutor(forever(begun, []), store=store) as executor:
-        await executor.start("work", 1, id="a")
-        await executor.start("work", 1, id="b")
+    async with CrashableExecutor(forever(begun, []), store=store) as dying:
+        await dying.start("work", 1, id="a")
+        await dying.start("work", 1, id="b")
         await begun.wait()
-        await crash(executor)
+        await crash(dying)
     async with Executor(StepRegistry(), store=store) as stranger:
         await stranger.cancel("a")
         assert (await stranger.get("a")).state == "cancelled"
@@ -127,13 +131,13 @@ async def test_an_acknowledged_cancel_survives_a_crash(store):
     """I6: and a cancel that was only stored is obeyed by whoever claims the execution next, before any step."""
     begun = anyio.Event()
     registry = forever(begun, [])
-    async with CrashableExecutor(registry, store=store) as executor:
-        run = await executor.start("work", 1, id="a")
+    async with CrashableExecutor(registry, store=store) as dying:
+        run = await dying.start("work", 1, id="a")
         await begun.wait()
-        executor.runners["a"].deliver = lambda messages: None  # type: ignore[method-assign]  # deaf: it never hears of it
+        dying.runners["a"].deliver = lambda messages: None  # type: ignore[method-assign]  # deaf: it never hears of it
         with pytest.raises(TimeoutError):
             await run.cancel(timeout=0.05)
-        await crash(executor)
+        await crash(dying)
     begun = anyio.Event()
     async with Executor(forever(begun, []), store=store) as executor:
         with pytest.raises(ExecutionCancelledError):
@@ -279,10 +283,8 @@ async def test_a_step_that_swallows_its_cancellation_is_cancelled_all_the_same(s
     @registry.step
     async def stubborn(state: Any) -> str:
         begun.set()
-        try:
+        with contextlib.suppress(BaseException):
             await anyio.sleep_forever()
-        except BaseException:  # noqa: BLE001, S110 -- that is the point
-            pass
         return "never mind"
 
     @registry.step
@@ -314,16 +316,10 @@ async def test_a_cancel_that_came_too_late_for_a_failure_does_not_spoil_its_retr
         run = await executor.start("work", id="a")
         with pytest.raises(ExecutionFailedError):
             await run.result()
-        await store.send("a", message("cancel"))
+        await store.send("a", Message(kind="cancel", sent=0.0))
         broken.clear()
         await run.retry()
         assert await run.result() == "done"
-
-
-def message(kind: str) -> Any:
-    from longrun.stored import Message
-
-    return Message(kind=kind, sent=0.0)
 
 
 async def test_a_reason_is_text(store):

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from longrun import Executor, ExecutorConfig, MemoryCheckpointStore, StepContext, StepRegistry, StepInterrupted, SyncStepContext
+from longrun import (
+    Executor,
+    ExecutorConfig,
+    MemoryCheckpointStore,
+    StepContext,
+    StepInterrupted,
+    StepRegistry,
+    SyncStepContext,
+    open_store,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -60,7 +71,7 @@ async def test_a_step_is_stopped_at_its_next_checkpoint_with_its_progress(store)
     begun, seen = anyio.Event(), []
 
     @registry.step
-    async def work(ctx: StepContext, state: Any) -> list:
+    async def work(ctx: StepContext, state: Any) -> list[Any]:
         async for n in ctx.each("numbers", range(5)):
             seen.append(n)
             if n == 2 and not begun.is_set():
@@ -162,10 +173,8 @@ async def test_a_step_that_swallows_its_cancellation_for_a_while_keeps_what_it_r
     @registry.step
     async def stubborn(state: Any) -> str:
         begun.set()
-        try:
+        with contextlib.suppress(BaseException):
             await anyio.sleep_forever()
-        except BaseException:  # noqa: BLE001, S110 -- that is the point
-            pass
         return "kept"
 
     @registry.step
@@ -240,24 +249,27 @@ def loop(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def serve(directory: Path, loop: str, drain: float, how: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def serving(directory: Path, loop: str, drain: float, how: str) -> Iterator[subprocess.Popen[str]]:
+    """A real process in the middle of its step."""
     (directory / "program.py").write_text(textwrap.dedent(SERVER))
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "program.py", loop, str(drain), how],
         cwd=directory,
         env={"PYTHONPATH": str(ROOT), "LONGRUN_RUN_DIR": str(directory / "run"), "PATH": os.environ["PATH"]},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    return process
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def left_behind(directory: Path) -> tuple[str, str | None]:
-    from longrun import open_store
-
     async def look() -> tuple[str, str | None]:
         async with open_store(f"sqlite:///{directory}/work.db") as store:
             head = (await store.load("a")).head
@@ -268,31 +280,30 @@ def left_behind(directory: Path) -> tuple[str, str | None]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_drains_at_a_signal(tmp_path, loop, number):
-    process = serve(tmp_path, loop, 0.1, "serve")
-    process.send_signal(number)
-    output, errors = process.communicate(timeout=30)
+    with serving(tmp_path, loop, 0.1, "serve") as process:
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=30)
     assert (output, errors, process.returncode) == ("drained\n", "", 0)
     assert left_behind(tmp_path) == ("running", None)
 
 
 def test_a_second_signal_during_the_drain_ends_the_patience(tmp_path, loop):
-    process = serve(tmp_path, loop, 3600, "serve")
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
+    with serving(tmp_path, loop, 3600, "serve") as process:
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=30)
     assert (output, process.returncode) == ("drained\n", 0)
     assert left_behind(tmp_path) == ("running", None)
 
 
 def test_a_second_control_c_during_the_drain_ends_the_program_and_costs_nothing(tmp_path, loop):
     """Without `serve` the program is interrupted like any other; what it ran is taken up by the next one."""
-    process = serve(tmp_path, loop, 3600, "sleep")
-    while process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            continue
-    output, _ = process.communicate(timeout=30)
+    with serving(tmp_path, loop, 3600, "sleep") as process:
+        for _ in range(20):
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=1)
+                break
+        output, _ = process.communicate(timeout=30)
     assert output == "interrupted\n"
     assert left_behind(tmp_path)[0] == "running"

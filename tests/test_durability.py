@@ -51,10 +51,10 @@ async def test_what_runs_again_after_a_crash(store, mode, again):
     """I2: with `step` nothing but the step in flight; with the others what was not saved yet."""
     config = ExecutorConfig(durability=mode, checkpoint_interval=3600)
     program = Counting()
-    async with CrashableExecutor(program.registry, store=store, config=config) as executor:
-        await executor.start("work", 0, id="a")
+    async with CrashableExecutor(program.registry, store=store, config=config) as dying:
+        await dying.start("work", 0, id="a")
         await program.begun.wait()
-        await crash(executor)
+        await crash(dying)
     program.calls.clear()
     program.go.set()
     async with Executor(program.registry, store=store, config=config) as executor:
@@ -78,11 +78,11 @@ async def test_interval_saves_boundaries_when_the_interval_has_passed(store):
         return state + 1
 
     registry.workflow("work", [work] * 8)
-    async with CrashableExecutor(registry, store=store, config=config, clock=clock) as executor:
-        await executor.start("work", 0, id="a")
+    async with CrashableExecutor(registry, store=store, config=config, clock=clock) as dying:
+        await dying.start("work", 0, id="a")
         await begun.wait()
         assert (await store.load("a")).head.step == 6
-        await crash(executor)
+        await crash(dying)
     async with Executor(registry, store=store, config=config, clock=clock) as executor:
         assert await (await executor.handle("a")).result() == 8
     assert calls == [0, 1, 2, 3, 4, 5, 6, 6, 7]
@@ -107,11 +107,11 @@ async def test_pause_is_durable_in_every_mode(store, mode):
     """I1"""
     program = Counting()
     config = ExecutorConfig(durability=mode, checkpoint_interval=3600)
-    async with CrashableExecutor(program.registry, store=store, config=config) as executor:
-        run = await executor.start("work", 0, id="a")
+    async with CrashableExecutor(program.registry, store=store, config=config) as dying:
+        run = await dying.start("work", 0, id="a")
         await program.begun.wait()
         await run.pause(interrupt=True, hold=True)
-        await crash(executor)
+        await crash(dying)
     head = (await store.load("a")).head
     assert (head.state, head.step) == ("paused", 4)
 
@@ -128,10 +128,10 @@ async def test_a_wait_is_durable_in_every_mode(store, mode):
 
     registry.workflow("work", [one, one, ask, one])
     config = ExecutorConfig(durability=mode, checkpoint_interval=3600)
-    async with CrashableExecutor(registry, store=store, config=config) as executor:
-        run = await executor.start("work", 0, id="a")
+    async with CrashableExecutor(registry, store=store, config=config) as dying:
+        run = await dying.start("work", 0, id="a")
         await run.wait("waiting")
-        await crash(executor)
+        await crash(dying)
     head = (await store.load("a")).head
     assert (head.state, head.step, head.seq) == ("waiting", 3, 4)
 
@@ -149,11 +149,11 @@ async def test_failure_and_attempts_are_durable_in_every_mode(store, mode):
 
     registry.workflow("work", [one, bad])
     config = ExecutorConfig(durability=mode, checkpoint_interval=3600)
-    async with CrashableExecutor(registry, store=store, config=config) as executor:
-        run = await executor.start("work", 0, id="a")
+    async with CrashableExecutor(registry, store=store, config=config) as dying:
+        run = await dying.start("work", 0, id="a")
         with pytest.raises(ExecutionFailedError):
             await run.result()
-        await crash(executor)
+        await crash(dying)
     head = (await store.load("a")).head
     assert (head.state, head.step, head.attempt) == ("failed", 1, 2)
 
@@ -191,10 +191,10 @@ async def test_once_is_durable_in_every_mode_and_saves_the_boundaries_before_it(
 
     registry.workflow("work", [one, two])
     config = ExecutorConfig(durability=mode, checkpoint_interval=3600)
-    async with CrashableExecutor(registry, store=store, config=config) as executor:
-        await executor.start("work", 0, id="a")
+    async with CrashableExecutor(registry, store=store, config=config) as dying:
+        await dying.start("work", 0, id="a")
         await begun.wait()
-        await crash(executor)
+        await crash(dying)
     go.set()
     async with Executor(registry, store=store, config=config) as executor:
         assert await (await executor.handle("a")).result() == 6
@@ -238,7 +238,7 @@ async def test_large_values_that_do_not_change_are_written_once(store, mode):
     registry = StepRegistry()
     big = "x" * 50_000
 
-    async def one(state: dict) -> dict:
+    async def one(state: dict[str, Any]) -> dict[str, Any]:
         return {**state, "n": state["n"] + 1}
 
     registry.workflow("work", [one] * 20)

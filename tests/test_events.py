@@ -23,9 +23,25 @@ from longrun import (
 )
 from longrun.testing import ManualClock
 
-TYPES = """step_started step_completed step_failed checkpointed paused resumed execution_started execution_completed
-execution_failed execution_cancelled execution_blocked step_retrying waiting progress heartbeat lease_lost
-store_unavailable""".split()
+TYPES = [
+    "step_started",
+    "step_completed",
+    "step_failed",
+    "checkpointed",
+    "paused",
+    "resumed",
+    "execution_started",
+    "execution_completed",
+    "execution_failed",
+    "execution_cancelled",
+    "execution_blocked",
+    "step_retrying",
+    "waiting",
+    "progress",
+    "heartbeat",
+    "lease_lost",
+    "store_unavailable",
+]
 
 
 @pytest.fixture

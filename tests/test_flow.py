@@ -43,23 +43,23 @@ async def outcome(registry: StepRegistry, clock: ManualClock, steps: list[Any], 
 
 
 async def test_steps_run_in_their_order(registry, clock):
-    async def one(state: list) -> list:
+    async def one(state: list[Any]) -> list[Any]:
         return [*state, 1]
 
-    async def two(state: list) -> list:
+    async def two(state: list[Any]) -> list[Any]:
         return [*state, 2]
 
     assert await outcome(registry, clock, [one, two, one], []) == [1, 2, 1]
 
 
 async def test_goto_by_name_skips_what_is_between(registry, clock):
-    async def first(state: list) -> Goto:
+    async def first(state: list[Any]) -> Goto:
         return Goto("last", [*state, "first"])
 
-    async def skipped(state: list) -> list:
+    async def skipped(state: list[Any]) -> list[Any]:
         raise AssertionError
 
-    async def last(state: list) -> list:
+    async def last(state: list[Any]) -> list[Any]:
         return [*state, "last"]
 
     assert await outcome(registry, clock, [first, skipped, last], []) == ["first", "last"]
@@ -80,7 +80,7 @@ async def test_goto_back_is_another_visit(registry, clock):
 
 
 async def test_goto_by_index_where_a_name_is_not_unique(registry, clock):
-    async def hop(ctx: StepContext, state: list) -> Any:
+    async def hop(ctx: StepContext, state: list[Any]) -> Any:
         state = [*state, ctx.step_index]
         return Goto(2, state) if ctx.step_index == 0 else state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import anyio
@@ -57,7 +58,7 @@ async def gate() -> Gate:
 def registry(gate: Gate) -> StepRegistry:
     registry = StepRegistry()
 
-    async def after(state: list) -> list:
+    async def after(state: list[Any]) -> list[Any]:
         return [*state, "after"]
 
     registry.register("gate", gate)
@@ -94,7 +95,7 @@ async def test_a_pause_takes_effect_at_a_checkpoint_inside_the_step_and_keeps_it
             if n == 3 and not reached.is_set():
                 reached.set()
                 await heard(executor, "a")
-        return ctx.local["sum"]
+        return int(ctx.local["sum"])
 
     registry.workflow("work", [work])
     async with Executor(registry, store=store) as executor:
@@ -164,7 +165,7 @@ async def test_pause_and_resume_that_wait_together_leave_it_running(registry, st
 
 
 async def test_two_resumes_at_once_run_it_once(registry, store, gate):
-    events = []
+    events: list[Any] = []
     async with Executor(registry, store=store, on_event=events.append) as executor:
         run = await executor.start("work", [])
         await gate.begun.wait()
@@ -186,7 +187,7 @@ async def test_two_pauses_at_once_are_one_pause_and_hold_wins(registry, store, g
         await gate.begun.wait()
         async with anyio.create_task_group() as tasks:
             for hold in (False, True, False):
-                tasks.start_soon(lambda hold=hold: run.pause(hold=hold))
+                tasks.start_soon(partial(run.pause, hold=hold))
             await heard(executor, run.id, 3)
             gate.go.set()
         info = await run.info()
@@ -228,14 +229,14 @@ async def test_resume_runs_here_when_no_living_process_owns_it(registry, store, 
 @pytest.mark.parametrize("crashes", [False, True])
 async def test_hold_stays_through_restarts_and_a_plain_pause_ends_with_the_next_start(registry, store, gate, crashes):
     """I6"""
-    async with CrashableExecutor(registry, store=store) as executor:
+    async with CrashableExecutor(registry, store=store) as dying:
         for id, hold in (("held", True), ("plain", False)):
             gate.begun = anyio.Event()
-            run = await executor.start("work", [], id=id)
+            run = await dying.start("work", [], id=id)
             await gate.begun.wait()
             await run.pause(interrupt=True, hold=hold)
         if crashes:
-            await crash(executor)
+            await crash(dying)
     gate.go.set()
     async with Executor(registry, store=store) as executor:
         assert await (await executor.handle("plain")).result() == ["after"]
@@ -248,11 +249,11 @@ async def test_the_sweep_never_takes_up_what_is_paused(registry, store, gate):
     """I6: only a pass at start ends a plain pause."""
     clock = ManualClock()
     async with Executor(registry, store=store, clock=clock) as watching:
-        async with CrashableExecutor(registry, store=store) as executor:
-            run = await executor.start("work", [], id="a")
+        async with CrashableExecutor(registry, store=store) as dying:
+            run = await dying.start("work", [], id="a")
             await gate.begun.wait()
             await run.pause(interrupt=True)
-            await crash(executor)
+            await crash(dying)
         for _ in range(3):
             clock.advance(5)
             await watching.sweeper.once()

@@ -109,6 +109,7 @@ async def test_suspects_run_one_at_a_time_and_those_that_wait_are_not_accused(pl
     await die_of_it(program, store, config, *innocents[:place], "poison", *innocents[place:])
     await die_of_it(program, store, config)
     deaths, program.slow = 2, False
+    results: list[Any] = []
     while True:
         program.killed, program.most = anyio.Event(), 0
         program.calls.clear()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = '''\
+PROGRAM = """\
 import anyio
 from longrun import Executor, RetryPolicy, StepContext, StepRegistry
 
@@ -32,7 +32,7 @@ async def main() -> None:
         print(await run.result())
 
 anyio.run(main)
-'''
+"""
 ROOT = Path(__file__).parent.parent
 
 

@@ -26,7 +26,7 @@ from longrun import (
 )
 
 
-async def plain(state: dict) -> dict:
+async def plain(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
@@ -98,7 +98,7 @@ def test_a_workflow_takes_functions_steps_and_names():
 def test_unknown_steps_and_workflows_are_named():
     registry = StepRegistry()
     registry.step(plain)
-    with pytest.raises(UnknownStepError, match="'nope'.*'plain'"):
+    with pytest.raises(UnknownStepError, match=r"'nope'.*'plain'"):
         registry.workflow("w", ["nope"])
     with pytest.raises(UnknownStepError, match="'plain'"):
         StepRegistry().workflow("w", [registry.get("plain")])  # type: ignore[list-item]
@@ -208,7 +208,7 @@ def test_methods_partials_and_callable_objects_can_be_steps():
     assert part is not None
     assert (work.takes_context, work.is_async, work.state_type, work.result_type) == (True, True, Order, Order)
     assert (called.takes_context, called.is_async, called.state_type) == (False, True, Order)
-    assert (part.is_async, part.state_type) == (True, dict)
+    assert (part.is_async, part.state_type) == (True, dict[str, Any])
 
 
 def test_directives_are_no_part_of_the_result_type():

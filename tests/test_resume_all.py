@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from longrun import (
+    CorruptDataError,
     ExecutionBlockedError,
     Executor,
     ExecutorConfig,
@@ -53,12 +54,12 @@ class Program:
 async def left(store: MemoryCheckpointStore, *ids: str, program: Program | None = None) -> Program:
     """A program that crashed in the second step of these executions."""
     program = program or Program()
-    async with CrashableExecutor(program.registry, store=store) as executor:
+    async with CrashableExecutor(program.registry, store=store) as dying:
         for id in ids:
             program.begun = anyio.Event()
-            await executor.start("work", 1, id=id)
+            await dying.start("work", 1, id=id)
             await program.begun.wait()
-        await crash(executor)
+        await crash(dying)
     program.go.set()
     return program
 
@@ -109,10 +110,10 @@ async def test_workflows_of_other_programs_are_left_as_they_are(store):
 
 async def test_a_list_of_steps_is_resumed_by_whoever_has_those_steps(store):
     program = Program()
-    async with CrashableExecutor(program.registry, store=store) as executor:
-        await executor.start(["first", "second"], 1, id="a")
+    async with CrashableExecutor(program.registry, store=store) as dying:
+        await dying.start(["first", "second"], 1, id="a")
         await program.begun.wait()
-        await crash(executor)
+        await crash(dying)
     program.go.set()
     stranger = StepRegistry()
     stranger.register("first", program.first)
@@ -128,11 +129,11 @@ async def test_many_executors_share_what_was_left_and_none_is_run_twice(store):
     program.go.set()
     ids = [f"e{n}" for n in range(30)]
     hang = Program()
-    async with CrashableExecutor(hang.registry, store=store) as executor:
+    async with CrashableExecutor(hang.registry, store=store) as dying:
         for id in ids:
-            await executor.start("work", 1, id=id)
+            await dying.start("work", 1, id=id)
         await hang.begun.wait()
-        await crash(executor)
+        await crash(dying)
     async with (
         Executor(program.registry, store=store, config=NO_RESUME) as one,
         Executor(program.registry, store=store, config=NO_RESUME) as two,
@@ -256,8 +257,6 @@ async def test_one_that_cannot_be_read_does_not_stop_the_others(store):
     claim = backend.claim
 
     def damaged(request: Any) -> Any:
-        from longrun import CorruptDataError
-
         taken = claim(request)
         if any(loaded.definition.id == "b" for loaded in taken):
             raise CorruptDataError("checkpoint 2 of 'b'", "its checksum is wrong")

@@ -71,7 +71,7 @@ async def test_when_the_attempts_are_used_up_it_fails_with_the_last_error(regist
 
     registry.workflow("work", [work])
     config = ExecutorConfig(max_retries=2, heartbeat_interval=600, lease_ttl=1800)
-    events = []
+    events: list[Any] = []
     async with Executor(registry, store=store, clock=clock, config=config, on_event=events.append) as executor:
         run = await executor.start("work", id="a")
         with pytest.raises(ExecutionFailedError, match="attempt 3"):
@@ -135,13 +135,13 @@ async def test_attempt_and_next_time_survive_a_crash_during_the_back_off(registr
         return clock.now()
 
     registry.workflow("work", [work])
-    async with CrashableExecutor(registry, store=store, clock=clock, config=CALM) as executor:
-        events = executor.events()
-        await executor.start("work", id="a")
+    async with CrashableExecutor(registry, store=store, clock=clock, config=CALM) as dying:
+        events = dying.events()
+        await dying.start("work", id="a")
         async for event in events:
             if event.type is EventType.STEP_RETRYING:
                 break
-        await crash(executor)
+        await crash(dying)
     assert attempts == [1]
     clock.advance(4)
     async with Executor(registry, store=store, clock=clock, config=CALM) as executor:
@@ -172,10 +172,10 @@ async def test_a_crash_in_mid_attempt_uses_none_up(registry, store):
         return "done"
 
     registry.workflow("work", [work])
-    async with CrashableExecutor(registry, store=store) as executor:
-        await executor.start("work", id="a")
+    async with CrashableExecutor(registry, store=store) as dying:
+        await dying.start("work", id="a")
         await reached.wait()
-        await crash(executor)
+        await crash(dying)
     async with Executor(registry, store=store) as executor:
         assert await (await executor.handle("a")).result() == "done"
     assert attempts == [1, 1]
@@ -221,7 +221,7 @@ async def test_running_over_the_time_out_is_an_ordinary_failure(registry, store)
 
     registry.workflow("work", [work])
     async with Executor(registry, store=store) as executor:
-        with pytest.raises(ExecutionFailedError, match="time-out of 0.05 s") as caught:
+        with pytest.raises(ExecutionFailedError, match=r"time-out of 0\.05 s") as caught:
             await (await executor.start("work")).result()
     assert attempts == [1, 2]
     assert str(caught.value.error).startswith(StepTimeoutError.__name__)
@@ -231,7 +231,7 @@ async def test_every_attempt_receives_a_state_decoded_anew(registry, store):
     seen = []
 
     @registry.step(retry=RetryPolicy(max_attempts=3, initial=0))
-    async def work(state: dict) -> dict:
+    async def work(state: dict[str, Any]) -> dict[str, Any]:
         seen.append(list(state["items"]))
         state["items"].append("changed")
         if len(seen) < 3:
@@ -239,7 +239,7 @@ async def test_every_attempt_receives_a_state_decoded_anew(registry, store):
         return state
 
     @registry.step
-    async def first(state: Any) -> dict:
+    async def first(state: Any) -> dict[str, Any]:
         return {"items": ["original"]}
 
     registry.workflow("work", [first, work])
@@ -264,7 +264,7 @@ async def test_retry_runs_a_failed_execution_again_at_the_failed_step_with_its_p
     @registry.step(retry=RetryPolicy(max_attempts=1))
     async def second(ctx: StepContext, state: int) -> int:
         calls.append(("second", ctx.attempt))
-        value = await ctx.once("count", count)
+        value: int = await ctx.once("count", count)
         if broken:
             raise ValueError
         return state + value

@@ -11,6 +11,7 @@ from longrun import (
     ConfigError,
     ExecutionNotFoundError,
     Executor,
+    Goto,
     InvalidStateError,
     MemoryCheckpointStore,
     NotStorableError,
@@ -34,7 +35,7 @@ def registry() -> StepRegistry:
     """Waits for three letters, then shows them."""
     registry = StepRegistry()
 
-    async def ask(ctx: StepContext, state: list) -> Any:
+    async def ask(ctx: StepContext, state: list[Any]) -> Any:
         if ctx.step_index:
             state = [*state, ctx.signal]
         return WaitFor("letter", state) if len(state) < 3 else state
@@ -75,28 +76,28 @@ async def test_a_signal_that_comes_before_its_wait_is_not_lost(store):
 
 async def test_an_acknowledged_signal_survives_a_crash(registry, store):
     """I1"""
-    async with CrashableExecutor(registry, store=store) as executor:
-        run = await executor.start("letters", [], id="a")
+    async with CrashableExecutor(registry, store=store) as dying:
+        run = await dying.start("letters", [], id="a")
         await run.wait("waiting")
-        executor._sweeping.cancel()
+        dying._sweeping.cancel()
         for letter in "abc":
             await run.signal("letter", letter)
-        await crash(executor)
+        await crash(dying)
     async with Executor(registry, store=store) as executor:
         assert await (await executor.handle("a")).result() == ["a", "b", "c"]
 
 
 async def test_a_crash_after_the_claim_and_before_the_move_loses_no_signal(registry, store):
     """I4: what a dying process had claimed and not moved yet is not due by itself; the next one looks for it."""
-    async with CrashableExecutor(registry, store=store) as executor:
-        run = await executor.start("letters", [], id="a")
+    async with CrashableExecutor(registry, store=store) as dying:
+        run = await dying.start("letters", [], id="a")
         await run.wait("waiting")
-        await executor.wait_idle()
-        executor.run = lambda loaded, **how: None  # type: ignore[assignment, method-assign, return-value]
+        await dying.wait_idle()
+        dying.run = lambda loaded, **how: None  # type: ignore[assignment, method-assign]
         await run.signal("letter", "a")
         while (await run.info()).owner is None:
-            await executor.sweeper.once()
-        await crash(executor)
+            await dying.sweeper.once()
+        await crash(dying)
     async with Executor(registry, store=store) as executor:
         run = await executor.handle("a")
         for letter in "bc":
@@ -113,7 +114,7 @@ async def test_signals_of_other_names_wait_without_keeping_anybody_busy(store):
     async def two(ctx: StepContext, state: Any) -> WaitFor:
         return WaitFor("second", [ctx.signal])
 
-    async def three(ctx: StepContext, state: list) -> list:
+    async def three(ctx: StepContext, state: list[Any]) -> list[Any]:
         return [*state, ctx.signal]
 
     registry.workflow("names", [one, two, three])
@@ -208,12 +209,10 @@ async def test_the_queue_is_bounded(store):
 async def test_an_agents_loop_takes_one_signal_a_turn(store):
     registry = StepRegistry()
 
-    async def listen(state: list) -> WaitFor:
+    async def listen(state: list[Any]) -> WaitFor:
         return WaitFor("word", state)
 
-    async def reply(ctx: StepContext, state: list) -> Any:
-        from longrun import Goto
-
+    async def reply(ctx: StepContext, state: list[Any]) -> Any:
         state = [*state, ctx.signal]
         return state if ctx.signal == "bye" else Goto("listen", state)
 

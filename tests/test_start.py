@@ -29,7 +29,7 @@ def registry() -> StepRegistry:
     async def double(state: int) -> int:
         return 2 * state
 
-    async def show(ctx: StepContext, state: Any) -> dict:
+    async def show(ctx: StepContext, state: Any) -> dict[str, Any]:
         return {
             "id": ctx.execution_id,
             "workflow": ctx.workflow,
@@ -155,10 +155,10 @@ async def test_start_takes_up_what_was_interrupted_and_nobody_runs(store):
         return state
 
     registry.workflow("work", [work])
-    async with CrashableExecutor(registry, store=store) as executor:
-        await executor.start("work", 5, id="a")
+    async with CrashableExecutor(registry, store=store) as dying:
+        await dying.start("work", 5, id="a")
         await first.wait()
-        await crash(executor)
+        await crash(dying)
     async with Executor(registry, store=store, config=ExecutorConfig(auto_resume=False)) as executor:
         assert (await executor.get("a")).state == "running"
         assert await (await executor.start("work", 6, id="a")).result() == 5
@@ -211,7 +211,7 @@ async def test_start_runs_here_what_was_only_submitted(registry, store):
 async def test_the_callers_object_is_never_touched(store):
     registry = StepRegistry()
 
-    async def change(state: dict) -> dict:
+    async def change(state: dict[str, Any]) -> dict[str, Any]:
         state["list"].append(1)
         return state
 
@@ -248,7 +248,7 @@ async def test_a_parent_that_waits_for_its_children_gives_its_place_to_them(stor
     async def child(state: int) -> int:
         return state * 10
 
-    async def parent(ctx: StepContext, state: int) -> list:
+    async def parent(ctx: StepContext, state: int) -> list[Any]:
         handles = [await ctx.start_child("child", n, key=str(n)) for n in range(state)]
         results: dict[int, int] = {}
 

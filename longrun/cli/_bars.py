@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SHOWN_STEPS = 12
 """A workflow with more steps than this shows only those around the one in flight."""
+FOLD = 20
 PROGRESS_EVERY = 10.0
 ENDS = frozenset({"step", "goto", "repeat", "sleep", "wait", "finish"})
 
@@ -73,6 +74,8 @@ class Lines:
     def _news(self, view: View) -> list[str]:
         head, total = view.head, view.definition.total
         lines = [line for row in view.rows if (line := row_line(row, total)) is not None]
+        if len(lines) > FOLD:  # quick steps: one look has many of them
+            lines = [f"✓ {len(lines) - 3:,} steps", *lines[-3:]]
         if head.visit != self._visit:
             self._visit, self._attempt = head.visit, head.attempt
         elif head.attempt > self._attempt and head.state == "running":

@@ -23,6 +23,7 @@ from longrun.cli._settings import settings
 from longrun.cli._signals import Stop, draining
 from longrun.cli._text import clean, duration, hide_secrets, json_text, number_of, out, say, state_text
 from longrun.cli.worker import configure_logs, json_logs_option, log_option
+from longrun.errors import ConfigError
 from longrun.eta import Forecaster
 from longrun.executor import Executor
 from longrun.records import ExecutionState, check_id
@@ -101,9 +102,9 @@ def run_command(
         quiet=quiet,
         flag=store,
     )
-    configure_logs(settings().get("log_level", log_level, "warning"), log_json)
+    logs = (settings().get("log_level", log_level, "warning"), log_json)
     config = settings().config(auto_resume=False)
-    return go(_run, order, make_store(store, create=True), config, as_json, loop=loop)
+    return go(_run, order, make_store(store, create=True), config, logs, as_json, loop=loop)
 
 
 def _only(registry: StepRegistry) -> str:
@@ -124,7 +125,9 @@ def _first_state(registry: StepRegistry, workflow: str, text: str | None) -> Any
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-async def _run(order: Order, store: CheckpointStore, config: ExecutorConfig, as_json: bool) -> int:
+async def _run(
+    order: Order, store: CheckpointStore, config: ExecutorConfig, logs: tuple[str, bool], as_json: bool
+) -> int:
     display = _display(order)
 
     def heard(number: signal.Signals) -> None:
@@ -132,12 +135,15 @@ async def _run(order: Order, store: CheckpointStore, config: ExecutorConfig, as_
 
     async with Executor(order.registry, store=store, config=config) as executor:
         with display:
+            configure_logs(*logs)  # only now: with bars, lines go above them
             async with draining(executor, heard) as stop:
                 known = await _known_rows(order, executor)
-                id = await _begin(order, executor, display)
-                view = await _follow(executor, id, display, stop, known)
+                id = await _begin(order, executor, display, stop)
+                ran_here = id is not None and await _follow(executor, id, display, stop, known)
+        if id is None:
+            return CTRL_C
         loaded = await executor.store.load(id)
-        return await _ended(order, executor, loaded, stop, ran_here=view.here, as_json=as_json)
+        return await _ended(order, executor, loaded, stop, ran_here=ran_here, as_json=as_json)
 
 
 def _display(order: Order) -> Lines:
@@ -158,9 +164,14 @@ async def _known_rows(order: Order, executor: Executor) -> int:
     return (await executor.store.load(order.id)).head.seq
 
 
-async def _begin(order: Order, executor: Executor, display: Lines) -> str:
-    """Start it, or take up the one that has its id."""
-    handle = await executor.start(order.workflow, order.state, id=order.id, metadata=order.metadata)
+async def _begin(order: Order, executor: Executor, display: Lines, stop: Stop) -> str | None:
+    """Start it, or take up the one that has its id; None if a signal came before anything was begun."""
+    try:
+        handle = await executor.start(order.workflow, order.state, id=order.id, metadata=order.metadata)
+    except ConfigError:
+        if stop.signal is None:
+            raise
+        return None
     head = (await executor.store.load(handle.id)).head
     if order.id is None:
         display.say(f"execution {handle.id}")
@@ -175,8 +186,8 @@ async def _begin(order: Order, executor: Executor, display: Lines) -> str:
     return handle.id
 
 
-async def _follow(executor: Executor, id: str, display: Lines, stop: Stop, known: int) -> View:
-    """Show it until it ends, somebody stops it, or it is drained."""
+async def _follow(executor: Executor, id: str, display: Lines, stop: Stop, known: int) -> bool:
+    """Show it until it ends, somebody stops it, or it is drained; whether it ran in this process."""
     follower = Follower(executor.store, id, executor.runners, after=known)
     forecaster = Forecaster(executor.store)
     ran_here = False
@@ -188,7 +199,7 @@ async def _follow(executor: Executor, id: str, display: Lines, stop: Stop, known
             display.update(view, await forecaster.of(view.definition, view.head, view.live))
             over = view.head.state.finished or view.head.state in STOPPED
             if drained or (over and not view.here):
-                return View(view.definition, view.head, view.live, view.rows, ran_here)
+                return ran_here
             with anyio.move_on_after(LOOKS):
                 await stop.drained.wait()
 

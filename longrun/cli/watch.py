@@ -133,7 +133,7 @@ async def _live(desk: Desk, query: Query, interval: float, once: bool) -> None:
 NARROW = 110
 """Below so many columns a terminal shows only what matters most."""
 COLUMNS = {"state": True, "id": True, "workflow": False, "progress": True, "": True, "step": True}
-COLUMNS |= {"rate": False, "left": True, "checkpoint": True, "owner": False}
+COLUMNS |= {"rate": False, "left": True, "checkpoint": False, "owner": False}
 """The columns, and whether a narrow terminal has them too."""
 
 

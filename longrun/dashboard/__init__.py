@@ -24,7 +24,8 @@ UTC. Errors and states of executions stand only where one execution is shown, ne
 `GET /api/executions/{id}/checkpoints/{seq}`          `step`, `input` and `output`: `text` (JSON), `size`, `truncated`
 `GET /api/executions/{id}/diff?from=&to=`             `changes`: `path`, `kind`, `before`, `after`
 `GET /api/workers`                                    `workers` ([worker])
-`GET /api/charts?hours=24&workflow=`                  `buckets`: `start`, `completed`, `failed`, `cancelled`; `width`
+`GET /api/charts?hours=24&workflow=`                  `buckets` by when executions were created: `start`, `completed`,
+                                                      `failed`, `cancelled`, `unfinished`; `width` in seconds
 `GET /api/live/executions`, `/api/live/workers`,      the same as server-sent events `data`, at most four a second, sent
 `/api/live/executions/{id}?after=`                    when something changed; `problem` while the store is away. That of
                                                       one execution is `detail`, `rows` behind `after`, `refold`
@@ -38,8 +39,8 @@ UTC. Errors and states of executions stand only where one execution is shown, ne
 
 A listing's filters: `state` (several times), `workflow`, `queue`, `text` (in id and metadata), `since` (seconds),
 `from` and `to` (when it was created), `sort` (created, updated, duration, progress, workflow, state; with `-` in
-front, downwards), `limit` and `after`. Newest first comes from the store's index, however many there are; any other
-order is made among the newest `sorted_among` that match.
+front, downwards), `limit`, `after`, and `counts=0` not to count. Newest first comes from the store's index, however
+many there are; any other order is made among the newest `sorted_among` that match.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ class DashboardApp:
         self._details = Details(self.store, self._listing, clock.now)
         self._charts = Charts(self.store, clock.now)
         self._actions = Actions(self.store, self._listing)
-        inner = Starlette(routes=self._routes(), lifespan=self._lifespan, exception_handlers={HTTPException: _http})
+        self.routes = self._routes()
+        inner = Starlette(routes=self.routes, lifespan=self._lifespan, exception_handlers={HTTPException: _http})
         self._guarded = Guard(inner, token=self.token, hosts=hosts)
 
     def __repr__(self) -> str:
@@ -214,7 +215,7 @@ class DashboardApp:
 
     async def _chart(self, request: Request) -> Response:
         hours = whole(request.query_params, "hours", 24, 1, 24 * 90)
-        return self._dated(await self._charts.finished(hours, request.query_params.get("workflow") or None))
+        return self._dated(await self._charts.started(hours, request.query_params.get("workflow") or None))
 
     # watching
 

@@ -6,6 +6,7 @@ Place in the life of an execution: whenever somebody looks at many.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -28,6 +29,10 @@ SORT_WINDOW = 5000
 PAGE = 50
 PAGE_LIMIT = 200
 NEWEST_FIRST = "-created"
+SLOW = 0.1
+KEEP_FACTOR = 20
+"""A count that took long is kept for this many times as long: counting never keeps a store busy."""
+REMEMBERED = 50
 
 SORTS: Mapping[str, Callable[[Stored, float], Any]] = {
     "created": lambda one, now: one.definition.created,
@@ -53,6 +58,7 @@ class Filters:
     sort: str = NEWEST_FIRST
     limit: int = PAGE
     after: str | None = None
+    counted: bool = True
 
     @classmethod
     def read(cls, given: QueryParams) -> Filters:
@@ -67,6 +73,7 @@ class Filters:
             sort=_sort(given.get("sort") or NEWEST_FIRST),
             limit=whole(given, "limit", PAGE, 1, PAGE_LIMIT),
             after=_text(given, "after"),
+            counted=given.get("counts") != "0",
         )
 
     def query(self, now: float) -> Query:
@@ -135,20 +142,36 @@ class Listing:
 
     def __init__(self, store: CheckpointStore, forecaster: Forecaster, now: Callable[[], float]) -> None:
         self._store, self._forecaster, self._now = store, forecaster, now
+        self._counts: dict[Filters, tuple[float, dict[ExecutionState, int]]] = {}
 
     async def page(self, filters: Filters) -> dict[str, Any]:
-        query = filters.query(self._now())
-        counts = await self._store.count(attrs.evolve(query, states=None))
-        chosen = [number for state, number in counts.items() if filters.states is None or state in filters.states]
-        total = sum(chosen)
         found, follows = await self.find(filters)
+        counts = await self._count(filters) if filters.counted else None
+        total = None if counts is None else sum(counts[state] for state in filters.states or counts)
         return {
             "executions": [await self.summary(one) for one in found],
-            "counts": {state.value: counts.get(state, 0) for state in ExecutionState},
+            "counts": None if counts is None else {state.value: number for state, number in counts.items()},
             "total": total,
             "next": follows,
-            "sorted_among": SORT_WINDOW if filters.sort != NEWEST_FIRST and total > SORT_WINDOW else None,
+            "sorted_among": SORT_WINDOW if filters.sort != NEWEST_FIRST and (total or 0) > SORT_WINDOW else None,
         }
+
+    async def _count(self, filters: Filters) -> dict[ExecutionState, int]:
+        """How many match, by state, whichever states are chosen. What took long to count is kept for a while: a text
+        is looked for in every execution."""
+        key = attrs.evolve(filters, states=None, sort=NEWEST_FIRST, limit=PAGE, after=None)
+        until, known = self._counts.get(key, (0.0, {}))
+        began = time.monotonic()
+        if began < until:
+            return known
+        found = await self._store.count(key.query(self._now()))
+        counts = {state: found.get(state, 0) for state in ExecutionState}
+        took = time.monotonic() - began
+        if took > SLOW:
+            if len(self._counts) >= REMEMBERED:
+                self._counts.clear()
+            self._counts[key] = (time.monotonic() + took * KEEP_FACTOR, counts)
+        return counts
 
     async def find(self, filters: Filters) -> tuple[list[Stored], str | None]:
         """A page, and where the next one begins."""

@@ -95,9 +95,9 @@ class CheckpointStore:
         """Durable when it returns. `LeaseLostError` if another process owns the execution now."""
         await self._write(save)
 
-    def submit(self, save: Save, done: Done) -> None:
-        """Hand a save over without waiting; `done` gets None or the error, in this loop."""
-        self._writer.put(save, done, self._loop())
+    def submit(self, save: Save, done: Done, loop: Loop | None = None) -> None:
+        """Hand a save over without waiting; `done` gets None or the error, in `loop` or else in this one."""
+        self._writer.put(save, done, loop or current_loop())
 
     async def send(self, id: str, message: Message, *, limit: int = 1000) -> int:
         return int(await self._write(Send(id=id, message=message, limit=limit)))
@@ -177,7 +177,7 @@ class CheckpointStore:
 
     def watch(self, changed: Callable[[], object]) -> Callable[[], None]:
         """Call `changed` in this loop whenever others may have changed something; returns how to stop that."""
-        return self._watcher.add(self._loop(), changed)
+        return self._watcher.add(current_loop(), changed)
 
     # sealing: compressed and encrypted on the way in, in the writer's thread
 
@@ -252,9 +252,6 @@ class CheckpointStore:
 
     # plumbing
 
-    def _loop(self) -> Loop:
-        return current_loop()
-
     async def _write(self, write: Write) -> Any:
         return await self._answer(partial(self._writer.put, write))
 
@@ -262,7 +259,7 @@ class CheckpointStore:
         return await self._answer(partial(self._writer.call, function))
 
     async def _answer(self, start: Callable[[Done, Loop], None]) -> Any:
-        loop = self._loop()
+        loop = current_loop()
         while (room := self._writer.room(loop)) is not None:
             await room.wait()
         waiter = loop.waiter()

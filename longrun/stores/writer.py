@@ -132,6 +132,10 @@ class Writer:
     @staticmethod
     def _deliver(answered: list[tuple[Job, Any]]) -> None:
         """Tell everybody, with one hop for each loop."""
+        first = answered[0][0].loop
+        if first is not None and all(job.loop is first for job, _ in answered):
+            first.call_soon(_tell, answered)
+            return
         by_loop: dict[Loop, list[tuple[Job, Any]]] = {}
         for pair in answered:
             if pair[0].loop is None:

@@ -41,6 +41,8 @@ class ManualClock(Clock):
         self._numbers = itertools.count()
         self._used = time.monotonic()
         self._breathing = 0
+        self._waking: set[int] = set()
+        """Timers that have rung and whose task has not gone on yet: time stands still for them."""
 
     def now(self) -> float:
         self._used = time.monotonic()
@@ -122,13 +124,15 @@ class ManualClock(Clock):
 
     def _jump(self) -> None:
         with self._lock:
-            if self._timers and not self._breathing and time.monotonic() - self._used >= QUIET:
+            busy = self._breathing or self._waking
+            if self._timers and not busy and time.monotonic() - self._used >= QUIET:
                 self._used = time.monotonic()
                 self._move(max(self._now, self._timers[0][0]))
 
     def _move(self, to: float) -> None:
         while self._timers and self._timers[0][0] <= to:
-            self._now, _, ring = heapq.heappop(self._timers)
+            self._now, number, ring = heapq.heappop(self._timers)
+            self._waking.add(number)
             ring()
         self._now = to
 
@@ -140,7 +144,9 @@ class ManualClock(Clock):
             return timer
 
     def _remove(self, timer: Any) -> None:
+        self._used = time.monotonic()
         with self._lock:
+            self._waking.discard(timer[1])
             if timer in self._timers:
                 self._timers.remove(timer)
                 heapq.heapify(self._timers)

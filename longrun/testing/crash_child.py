@@ -68,7 +68,7 @@ class Children:
                     break
                 fired = True
             ending = await anyio.to_thread.run_sync(_read_ending, place)
-            notes = [json.loads(line) for line in Path(place, "notes").read_text().splitlines() if line]
+            notes = await anyio.to_thread.run_sync(_read_notes, place)
         effects: list[Effect] = [(note[1], note[2]) for note in notes if note[0] == "effect"]
         points = [CrashPoint(*note[1:]) for note in notes if note[0] == "point"]
         return Course(ending, tuple(effects), tuple(points), fired)
@@ -101,12 +101,16 @@ def _find(wanted: object, what: str) -> tuple[str, str, str]:
     """Module, file and attribute by which a child process finds an object again."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not isinstance(module, ModuleType) or file is None:
+        if file is None:
             continue
         for attribute, value in list(vars(module).items()):
             if value is wanted:
                 return name, file, attribute
     raise ConfigError(what, repr(wanted), "a child process must find it: give it a name at the top of a module")
+
+
+def _read_notes(place: str) -> list[list[Any]]:
+    return [json.loads(line) for line in Path(place, "notes").read_text().splitlines() if line]
 
 
 def _read_ending(place: str) -> Any:

@@ -14,14 +14,14 @@ import anyio
 import pytest
 
 from longrun.registry import StepRegistry
-from longrun.testing.crash import CrashPlan, Course, World, judge
+from longrun.testing.crash import Course, CrashPlan, World, judge
 from longrun.testing.points import CrashPoint
 
 
 def crash_tests(
     registry: StepRegistry, workflow: Any, state: Any = None, *, loops: Sequence[str] = ("asyncio",), **options: Any
 ) -> Callable[..., None]:
-    """A test for every crash point of a workflow. `options` are those of `crash_matrix`, but for `points` and `kill`."""
+    """A test for every crash point of a workflow. `options`: those of `crash_matrix`, but for `points` and `kill`."""
     plan = CrashPlan(registry=registry, workflow=workflow, state=state, **options)
     whole = {loop: anyio.run(World(plan).course, None, backend=loop) for loop in loops}
     cases = [pytest.param(loop, point, id=f"{loop}-{point}") for loop in loops for point in whole[loop].points]

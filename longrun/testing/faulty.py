@@ -78,12 +78,14 @@ class FaultyStore(CheckpointStore):
     def __init__(self, store: CheckpointStore) -> None:
         super().__init__(FaultyBackend(store.backend), seal=store._seal)
 
-    def fail(self, call: str = "commit", nth: int = 1, *, times: int | None = 1, error: Exception | None = None) -> None:
+    def fail(
+        self, call: str = "commit", nth: int = 1, *, times: int | None = 1, error: Exception | None = None
+    ) -> None:
         """The n-th call fails and does nothing; `times` in a row, None until `heal`."""
         self._plan(_Fault(call, nth - 1, times, "fail", error=error))
 
     def lose_answer(self, call: str = "commit", nth: int = 1, *, times: int | None = 1) -> None:
-        """The n-th call does its work, and whoever asked gets an error: the connection was lost on the way back (I9)."""
+        """The n-th call does its work, and whoever asked gets an error: the connection broke on the way back (I9)."""
         self._plan(_Fault(call, nth - 1, times, "lose"))
 
     def delay(self, call: str = "commit", nth: int = 1, *, seconds: float, times: int | None = 1) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from longrun.attempt import Engine
 from longrun.events import EventType
 from longrun.executor import Executor
+from longrun.logging import Log
 from longrun.registry import Step, StepRegistry
 from longrun.testing.points import Probe, ProbedEngine, SimulatedCrash, describe_event
 
@@ -23,7 +24,7 @@ class MortalExecutor(Executor):
         super().__init__(registry, on_event=_ignore, **options)  # somebody listens, so that events are told
         self._probe = probe
         self._probed = ProbedEngine(probe, awaits=awaits)
-        self.log = _UntilDeath(self.log, probe)
+        self.log = _UntilDeath(probe)
 
     def engine(self, step: Step) -> Engine:
         return self._probed
@@ -56,18 +57,16 @@ class MortalExecutor(Executor):
             await self.store.aclose()
 
 
-class _UntilDeath:
+class _UntilDeath(Log):
     """A logger that the dead do not use: what they would say of the store they have lost means nothing."""
 
-    def __init__(self, log: Any, probe: Probe) -> None:
-        self._log, self._probe = log, probe
+    def __init__(self, probe: Probe) -> None:
+        super().__init__()
+        self._probe = probe
 
-    def __getattr__(self, name: str) -> Any:
-        return _ignore_all if self._probe.crashed else getattr(self._log, name)
-
-
-def _ignore_all(*args: object, **fields: object) -> None:
-    pass
+    def _log(self, method: str, level: int, event: str, fields: dict[str, Any]) -> None:
+        if not self._probe.crashed:
+            super()._log(method, level, event, fields)
 
 
 def _ignore(event: object) -> None:

@@ -1,9 +1,9 @@
 """The pytest plugin: the fixture `longrun`, with a store in memory and a clock that the test drives.
 
-    async def test_it(longrun):
-        async with longrun.executor(registry) as executor:
-            run = await executor.start("crawl-site", {"url": "https://example.org"})
-            assert await run.result() == {...}
+async def test_it(longrun):
+    async with longrun.executor(registry) as executor:
+        run = await executor.start("crawl-site", {"url": "https://example.org"})
+        assert await run.result() == {...}
 """
 
 from __future__ import annotations

@@ -220,10 +220,12 @@ class ProbedEngine:
 
     async def run(self, attempt: Attempt, state: Any) -> Any:
         step = attempt.step
+        args: tuple[Any, ...] = (state,)
+        if step.takes_context:
+            kind = ProbedContext if step.is_async else ProbedSyncContext
+            args = (kind.probing(attempt, self._probe), state)
         if not step.is_async:
-            args = (ProbedSyncContext.probing(attempt, self._probe), state) if step.takes_context else (state,)
             return await attempt.run_sync(step.function, *args)
-        args = (ProbedContext.probing(attempt, self._probe), state) if step.takes_context else (state,)
         if not self._awaits:
             return await step.function(*args)
         what = f"an await in step {attempt.info.step_index} {step.name!r} of {attempt.info.execution_id}"

@@ -5,15 +5,18 @@ Place in the life of an execution: run a step.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import anyio
 from attrs import field, frozen
 
 from longrun import codec
 from longrun.attempt import Attempt
 from longrun.context import StepContext, SyncStepContext
 from longrun.ledger import Ledger
+from longrun.loops import current_loop
 from longrun.port import StepInfo
 from longrun.records import Progress
 from longrun.registry import DIRECTIVES, Step, StepFunction, StepRegistry
@@ -49,9 +52,13 @@ class _Host:
     attention = False
     checkpoint_interval = 0.0
 
-    def __init__(self, ledger: Ledger, children: Children | None) -> None:
-        self._ledger, self._children = ledger, children
+    def __init__(self, info: StepInfo, ledger: Ledger, children: Children | None) -> None:
+        self._info, self._ledger, self._children = info, ledger, children
+        self.loop, self.thread = current_loop(), threading.get_ident()
         self.saves = 0
+
+    def step_info(self, step: Step) -> StepInfo:
+        return self._info
 
     @property
     def unsaved(self) -> bool:
@@ -128,8 +135,8 @@ async def run_step(
         signal=signal,
         timed_out=timed_out,
     )
-    host = _Host(ledger, children)
-    returned, left, shown = await _call(found, info, host, ledger, _through_the_codec(state, found.state_type))
+    host = _Host(info, ledger, children)
+    returned, left, shown = await _call(found, host, ledger, _through_the_codec(state, found.state_type))
     directive = returned if isinstance(returned, DIRECTIVES) else None
     state = returned if directive is None else directive.state
     return StepRun(
@@ -162,13 +169,14 @@ class _Calling:
         pass
 
 
-async def _call(
-    step: Step, info: StepInfo, host: _Host, ledger: Ledger, state: Any
-) -> tuple[Any, dict[Any, Any], Progress | None]:
+async def _call(step: Step, host: _Host, ledger: Ledger, state: Any) -> tuple[Any, dict[Any, Any], Progress | None]:
     threads, engine = StepThreads(), _Calling()
-    attempt = Attempt(host, step, info, ledger, threads)
     try:
-        outcome = await attempt.run(engine, state)
+        with anyio.CancelScope() as scope:
+            attempt = Attempt(host, step, scope, ledger, threads)
+            outcome = await attempt.run(engine, state)
+        if scope.cancelled_caught:
+            outcome = attempt.cut_short()
     finally:
         threads.close()
     if outcome.error is not None:

@@ -13,10 +13,10 @@ import anyio
 
 from longrun import Executor, ExecutorConfig, StepContext, StepRegistry
 from tests.campaign.outside import Outside
-from tests.campaign.program import make_store
+from tests.campaign.program import Trap, make_store
 
 ITEMS = 60
-LEASE = {"heartbeat_interval": 0.1, "lease_ttl": 0.5, "max_crashes": 1000, "checkpoint_interval": 0.01}
+LEASE: dict[str, Any] = {"heartbeat_interval": 0.1, "lease_ttl": 0.5, "max_crashes": 1000, "checkpoint_interval": 0.01}
 WORKFLOWS = ("slow", "idle")
 
 registry = StepRegistry()
@@ -25,7 +25,7 @@ first = False
 
 
 @registry.step
-async def slow(ctx: StepContext, state: dict) -> dict:
+async def slow(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     try:
         async for n in ctx.each("items", range(ITEMS), every=1):
             outside.note("effect", id=ctx.execution_id, visit=1, name=f"item/{n}")
@@ -38,7 +38,7 @@ async def slow(ctx: StepContext, state: dict) -> dict:
 
 
 @registry.step
-async def idle(ctx: StepContext, state: dict) -> dict:
+async def idle(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     outside.note("begin", id=ctx.execution_id, step="idle", visit=1, attempt=ctx.attempt)
     try:
         if first:
@@ -67,7 +67,8 @@ def main(settings: dict[str, Any]) -> int:
 
 
 async def _serve(settings: dict[str, Any]) -> None:
-    store = make_store(settings["url"], settings["options"], outside, None, disk=False)
+    trap = None if settings["trap"] is None else Trap(**settings["trap"])
+    store = make_store(settings["url"], settings["options"], outside, trap, disk=False)
     async with (
         Executor(registry, store=store, config=ExecutorConfig(**LEASE)) as executor,
         anyio.create_task_group() as tasks,

@@ -138,8 +138,9 @@ class _Parent:
     def obey(self, lines: IO[str]) -> None:
         for line in lines:
             question = json.loads(line)
-            do = {"spawn": self.spawn, "signal": self.signal, "end": self.end}[question.pop("do")]
-            print(json.dumps(do(**question)), flush=True)
+            do: dict[str, Callable[..., dict[str, Any]]]
+            do = {"spawn": self.spawn, "signal": self.signal, "end": self.end}
+            print(json.dumps(do[question.pop("do")](**question)), flush=True)
 
 
 def _be_a_child(main: Callable[[dict[str, Any]], int], settings: dict[str, Any]) -> None:

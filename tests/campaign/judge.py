@@ -57,7 +57,7 @@ class NothingAcknowledgedRunsAgain:
             self._memos |= {(id, visit, name) for name in record["put"]}
         elif record["kind"] == "begin":
             if record["visit"] < self._visit[id]:
-                yield f"{id}: visit {record['visit']} of {record['step']} began after visit {self._visit[id]} was stored"
+                yield f"{id}: visit {record['visit']} of {record['step']} began after {self._visit[id]} was stored"
             if record["attempt"] <= self._attempt[id, record["visit"]]:
                 yield f"{id}: attempt {record['attempt']} of {record['step']} began after its failure was stored"
         elif record["kind"] == "effect" and (id, record["visit"], record["name"]) in self._memos:
@@ -209,7 +209,9 @@ def _judge_rows(id: str, stored: list[Boundary], last: int, acknowledged: dict[i
     if numbers != list(range(1, last + 1)):
         faults.append(f"{id}: its boundaries are {numbers}, its head says {last}")
     kept = {boundary.seq: [boundary.seq, boundary.kind, boundary.step, boundary.visit] for boundary in stored}
-    faults += [f"{id}: acknowledged {row}, kept {kept.get(seq)}" for seq, row in acknowledged.items() if kept.get(seq) != row]
+    faults += [
+        f"{id}: acknowledged {row}, kept {kept.get(seq)}" for seq, row in acknowledged.items() if kept.get(seq) != row
+    ]
     return faults
 
 

@@ -41,7 +41,8 @@ CONFIG = {
 class Trap:
     """Kills this process at the n-th call of a kind: before it, or after it and before anybody has heard of it."""
 
-    def __init__(self, call: str, n: int, when: str) -> None:
+    def __init__(self, call: str, n: int, when: str, signal: int = signal.SIGKILL) -> None:
+        self._signal = signal
         self._calls = {"any": WRITES, "disk": DISK_CALLS}.get(call, (call,))
         self._left, self._when = n, when
         self._lock = threading.Lock()
@@ -49,12 +50,12 @@ class Trap:
     def around(self, call: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
         mine = call in self._calls and self._falls()
         if mine and self._when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._signal)
         try:
             return function(*args, **options)
         finally:
             if mine:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self._signal)
 
     def _falls(self) -> bool:
         with self._lock:
@@ -135,7 +136,8 @@ def make_store(url: str, options: dict[str, Any], outside: Outside, trap: Trap |
 
 def main(settings: dict[str, Any]) -> int:
     """Run until a batch has ended and the file `stop` is there. What a kill left is resumed on the way in."""
-    outside = work.outside = Outside(settings["ledger"], settings["process"])
+    outside = Outside(settings["ledger"], settings["process"])
+    work.tell_to(outside)
     outside.note("up", pid=os.getpid())
     found = settings.get("trap")
     trap = None if found is None else Trap(**found)

@@ -1,7 +1,7 @@
-"""A kill storm: start the program, kill it, start it again, until enough kills have fired; then let it finish, and judge.
+"""A kill storm: start the program, kill it, start it again, until enough kills have fired; then let it finish.
 
-Half of the processes die at a random moment, the others before or after a random call of the store (or, for files, of the
-operating system). Every random choice comes from one seed, which a failure names.
+Some of the processes die at a random moment, the others before or after a random call of the store (or, for files, of
+the operating system). Every random choice comes from one seed, which a failure names.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Storm:
         """One process, to its death; whether the trap itself killed it."""
         self.spawn(forks, trap)
         end = forks.end(life if trap is None else PATIENCE)
-        assert trap is None or not end.by_us, f"process {self.processes} stood still before {trap} was reached"
         assert end is not None
+        assert trap is None or not end.by_us, f"process {self.processes} stood still before {trap} was reached"
         assert end.killed, f"process {self.processes} with {trap} ended with {end.code}"
         self.kills += 1
         return not end.by_us

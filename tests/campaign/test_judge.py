@@ -1,4 +1,4 @@
-"""The judge of the kill storm sees each fault it is there for: a ledger with one planted, and the sentence it must find."""
+"""The judge of the kill storm sees each fault it is there for: one planted in a ledger, and the sentence to find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""An owner that was stopped past its lease and goes on finds every write refused and its steps cut off (I3, I12)."""
+"""An owner that was stopped past its lease and goes on finds every write refused and its steps cut off (I3, I12).
+
+On files, SQLite and PostgreSQL it stops itself between two writes: one that stands still while it holds a lock of the store
+keeps everybody else waiting, which no lease can change. On Redis it is stopped from outside, wherever it is.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from tests.campaign.outside import Record, read
 from tests.servers import PostgresServer, RedisServer, Source
 
 PATIENCE = 20.0
-SHARE = 10
+SHARE = 20
 """One takeover for so many of the campaign's size: each takes longer than a lease."""
 
 
@@ -74,12 +78,16 @@ def duel_once(ours: Forks, theirs: Forks, settings: dict[str, Any], dice: random
     ledger = Path(settings["ledger"])
     ids = {f"{settings['round']}-{name}" for name in duel.WORKFLOWS}
     loops = dice.sample(["asyncio", "trio"], 2)
-    ours.spawn(**settings, process=1, first=True, loop=loops[0])
+    stops_itself = not settings["url"].startswith(("redis", "unix", "valkey"))
+    stop = {"call": "commit", "n": dice.randint(4, 25), "when": "after", "signal": signal.SIGSTOP}
+    trap = stop if stops_itself else None
+    ours.spawn(**settings, process=1, first=True, loop=loops[0], trap=trap)
     until(ledger, lambda seen: {r["id"] for r in seen if r["kind"] == "started"} == ids, "both have started")
-    theirs.spawn(**settings, process=2, first=False, loop=loops[1])
+    theirs.spawn(**settings, process=2, first=False, loop=loops[1], trap=None)
     until(ledger, lambda seen: any(r["kind"] == "effect" for r in seen), "the first works")
-    assert ours.end(dice.uniform(0.0, 0.15), kill=False) is None, "the first ended before it was stopped"
-    ours.signal(signal.SIGSTOP)
+    if not stops_itself:
+        assert ours.end(dice.uniform(0.0, 0.15), kill=False) is None, "the first ended before it was stopped"
+        ours.signal(signal.SIGSTOP)
     until(ledger, lambda seen: taken(seen) == ids, "the second has taken both over")
     ours.signal(signal.SIGCONT)
     until(ledger, lambda seen: {r["id"] for r in seen if r["kind"] == "cut"} == ids, "both steps of the first are cut")
@@ -106,7 +114,9 @@ def judge(seen: list[Record], ids: set[str]) -> list[str]:
             claims.setdefault(id, record)
         elif record["process"] == 1 and id in claims:
             if record["kind"] == "ack" and record["revision"] > claims[id]["revision"]:
-                faults.append(f"{id}: revision {record['revision']} of the first was acknowledged after it was taken over")
+                faults.append(
+                    f"{id}: revision {record['revision']} of the first was acknowledged after it was taken over"
+                )
             after[id] += record["kind"] == "effect"
         if record["kind"] == "result":
             results[record["process"], id] = record["result"]

@@ -30,16 +30,26 @@ BRANCHES = 5
 ROUNDS = 3
 
 registry = StepRegistry()
-outside: Outside
-"""Set by the process that runs the steps."""
+_outside: Outside | None = None
+
+
+def tell_to(outside: Outside) -> None:
+    """The ledger of the process that runs the steps."""
+    global _outside  # noqa: PLW0603 -- steps are functions of a module, in the program as in any other
+    _outside = outside
+
+
+def note(kind: str, **fields: Any) -> None:
+    assert _outside is not None
+    _outside.note(kind, **fields)
 
 
 def begin(ctx: StepContext | SyncStepContext) -> None:
-    outside.note("begin", id=ctx.execution_id, step=ctx.step, visit=visit_of(ctx), attempt=ctx.attempt)
+    note("begin", id=ctx.execution_id, step=ctx.step, visit=visit_of(ctx), attempt=ctx.attempt)
 
 
 def effect(ctx: StepContext | SyncStepContext, name: str) -> None:
-    outside.note("effect", id=ctx.execution_id, visit=visit_of(ctx), name=name)
+    note("effect", id=ctx.execution_id, visit=visit_of(ctx), name=name)
 
 
 def visit_of(ctx: StepContext | SyncStepContext) -> int:
@@ -55,7 +65,7 @@ def once_name(key: str) -> str:
 
 
 @registry.step
-async def each_durable(ctx: StepContext, state: dict) -> dict:
+async def each_durable(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     begin(ctx)
     async for n in ctx.each("items", range(ITEMS), every=1):
         effect(ctx, f"item/{n}")
@@ -64,7 +74,7 @@ async def each_durable(ctx: StepContext, state: dict) -> dict:
 
 
 @registry.step
-async def each_coalesced(ctx: StepContext, state: dict) -> dict:
+async def each_coalesced(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     begin(ctx)
     async for n in ctx.each("many", range(MANY)):
         ctx.local["sum"] = ctx.local.get("sum", 0) + n
@@ -73,7 +83,7 @@ async def each_coalesced(ctx: StepContext, state: dict) -> dict:
 
 
 @registry.step
-def each_in_thread(ctx: SyncStepContext, state: dict) -> dict:
+def each_in_thread(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
     begin(ctx)
     for n in ctx.each("items", range(ITEMS), every=2):
         ctx.local["sum"] = ctx.local.get("sum", 0) + n
@@ -91,7 +101,7 @@ registry.workflow("loops", [each_durable, each_coalesced, each_in_thread])
 
 
 @registry.step
-async def call_once(ctx: StepContext, state: dict) -> dict:
+async def call_once(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     begin(ctx)
 
     async def pay(amount: int) -> int:
@@ -109,7 +119,7 @@ async def pay_again(ctx: StepContext, amount: int) -> int:
 
 
 @registry.step
-async def map_out(ctx: StepContext, state: dict) -> dict:
+async def map_out(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     begin(ctx)
 
     async def branch(branch_ctx: StepContext, n: int) -> int:
@@ -126,7 +136,7 @@ async def _half(ctx: StepContext, n: int) -> int:
 
 
 @registry.step(retry=SOON)
-async def third_time(ctx: StepContext, state: dict) -> dict:
+async def third_time(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     begin(ctx)
     if ctx.attempt < 3:
         raise ConnectionError(f"attempt {ctx.attempt}")
@@ -140,27 +150,27 @@ registry.workflow("calls", [call_once, map_out, third_time])
 
 
 @registry.step
-async def again(ctx: StepContext, state: dict) -> dict | Repeat:
+async def again(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any] | Repeat:
     begin(ctx)
     state = {**state, "rounds": [*state.get("rounds", []), ctx.iteration]}
     return Repeat(state) if ctx.iteration < ROUNDS - 1 else state
 
 
 @registry.step
-async def back(ctx: StepContext, state: dict) -> dict | Goto:
+async def back(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any] | Goto:
     begin(ctx)
     turns = state.get("turns", 0) + 1
     return Goto("again", {**state, "turns": turns}) if turns < 2 else {**state, "turns": turns}
 
 
 @registry.step
-async def leave(ctx: StepContext, state: dict) -> Finish:
+async def leave(ctx: StepContext, state: dict[str, Any]) -> Finish:
     begin(ctx)
     return Finish({**state, "left": True})
 
 
 @registry.step
-async def never(ctx: StepContext, state: dict) -> dict:
+async def never(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     begin(ctx)
     raise AssertionError("Finish came before this step")
 
@@ -172,25 +182,25 @@ registry.workflow("moves", [again, back, leave, never])
 
 
 @registry.step
-async def nap(ctx: StepContext, state: dict) -> Sleep:
+async def nap(ctx: StepContext, state: dict[str, Any]) -> Sleep:
     begin(ctx)
     return Sleep(0.01, {**state, "slept": True})
 
 
 @registry.step
-async def gate(ctx: StepContext, state: dict) -> WaitFor:
+async def gate(ctx: StepContext, state: dict[str, Any]) -> WaitFor:
     begin(ctx)
     return WaitFor("go", state)
 
 
 @registry.step
-async def through(ctx: StepContext, state: dict) -> WaitFor:
+async def through(ctx: StepContext, state: dict[str, Any]) -> WaitFor:
     begin(ctx)
     return WaitFor("never", {**state, "signal": ctx.signal}, timeout=0.01)
 
 
 @registry.step
-async def late(ctx: StepContext, state: dict) -> dict:
+async def late(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     begin(ctx)
     return {**state, "timed_out": ctx.timed_out}
 
@@ -202,7 +212,7 @@ registry.workflow("waits", [nap, gate, through, late])
 
 
 @registry.step
-async def parent(ctx: StepContext, state: dict) -> dict:
+async def parent(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     begin(ctx)
     first = await ctx.start_child("leaf", {"n": state["n"]}, key="a")
     second = await ctx.start_child("leaf", {"n": state["n"] + 1}, key="b")
@@ -210,13 +220,13 @@ async def parent(ctx: StepContext, state: dict) -> dict:
 
 
 @registry.step
-async def leaf_one(ctx: StepContext, state: dict) -> dict:
+async def leaf_one(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     begin(ctx)
     return {**state, "leaf": state["n"] * 10}
 
 
 @registry.step
-async def leaf_two(ctx: StepContext, state: dict) -> dict:
+async def leaf_two(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     begin(ctx)
     return {**state, "leaf": state["leaf"] + 1}
 

@@ -170,11 +170,11 @@ def test_a_running_execution_is_paused_and_resumed_in_its_own_process(
     assert shown(url, "a")["execution"]["hold"] is True
 
 
-def test_a_request_that_takes_too_long_stays(url: str, process: Callable[..., subprocess.Popen[str]]) -> None:
-    run = process("run", APP, "stuck", "--id", "a", "--store", url, "--state", "{}")
-    until(lambda: (shown(url, "a").get("execution") or {}).get("step") == 1, "it is stuck")
-    assert "has not taken effect" in call("pause", "a", "--timeout", "0.2s", "--store", url, code=1).stderr
-    assert [one["kind"] for one in shown(url, "a")["messages"]] == ["pause"]
-    call("cancel", "a", "--store", url)
+def test_a_request_that_takes_too_long_stays(file_url: str, process: Callable[..., subprocess.Popen[str]]) -> None:
+    run = process("run", APP, "stuck", "--id", "a", "--store", file_url, "--state", "{}")
+    until(lambda: (shown(file_url, "a").get("execution") or {}).get("step") == 1, "it is stuck")
+    assert "has not taken effect" in call("pause", "a", "--timeout", "0.2s", "--store", file_url, code=1).stderr
+    assert [one["kind"] for one in shown(file_url, "a")["messages"]] == ["pause"]
+    call("cancel", "a", "--store", file_url)
     run.communicate(timeout=30)
     assert run.returncode == 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,17 +36,16 @@ def test_version() -> None:
 
 
 def test_start_up_is_about_as_quick_as_importing_click() -> None:
-    """The limit is 2.5; the best of several, and a little room for a busy machine."""
+    """The limit is 2.5. Processor time, the best of several in turn: the machine may be busy with other things."""
 
-    def best(*words: str) -> float:
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, env=environment())
-            times.append(time.perf_counter() - began)
-        return min(times)
+    def seconds(*words: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, env=environment())
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert best("-m", "longrun", "--help") < 2.5 * best("-c", "import click") + 0.02
+    times = [(seconds("-m", "longrun", "--help"), seconds("-c", "import click")) for _ in range(7)]
+    assert min(ours for ours, _ in times) < 2.5 * min(click for _, click in times)
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -186,3 +185,17 @@ def test_the_dashboard_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
     assert "pip install 'longrun[web]'" in call("dashboard", code=5).stderr
+
+
+def test_the_demo_kills_itself_and_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "longrun", "demo"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "SIGKILL" in done.stdout
+    assert "no finished step ran twice, and no page was lost" in done.stdout

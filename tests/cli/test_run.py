@@ -140,10 +140,8 @@ def test_an_application_in_a_file(file_url: str, tmp_path: Path) -> None:
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_brings_it_to_a_checkpoint_and_its_id_resumes_it(
-    url: str, process: Process, number: signal.Signals
-) -> None:
+def test_a_signal_brings_it_to_a_checkpoint_and_its_id_resumes_it(url: str, process: Process) -> None:
+    number = signal.SIGINT if url.startswith("file") else signal.SIGTERM
     run = process("run", APP, "site", "--id", "a", "--store", url, "--state", LONG)
     until(lambda: progress_of(url, "a") > 5, "it crawls")
     run.send_signal(number)
@@ -324,6 +322,30 @@ def test_bars_without_colour_still_tell(file_url: str) -> None:
     assert code == 0
     assert not re.search(r"\x1b\[[0-9;]*m", text)
     assert re.search(r"crawl +━+[╸╺]? +▸ +\d+/60", text), "what is not done is blank, not of another colour"
+
+
+def test_log_lines_and_prints_stand_above_the_bars(file_url: str, tmp_path: Path) -> None:
+    (tmp_path / "talking_app.py").write_text(
+        "from longrun import StepRegistry\nregistry = StepRegistry()\n"
+        "@registry.step\ndef one(ctx, state):\n    print('printed')\n    ctx.log.warning('logged')\n    return 1\n"
+        "registry.workflow('w', [one])\n"
+    )
+    code, text = on_terminal("run", str(tmp_path / "talking_app.py"), "--store", file_url)
+    assert code == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    assert re.search(r"^printed\r?$", plain, re.MULTILINE)
+    assert "logged" in plain
+
+
+def test_many_quick_steps_are_folded(file_url: str, tmp_path: Path) -> None:
+    (tmp_path / "quick_app.py").write_text(
+        "from longrun import StepRegistry\nregistry = StepRegistry()\n"
+        "@registry.step\nasync def one(state):\n    return state + 1\nregistry.workflow('w', [one] * 1000)\n"
+    )
+    result = call("run", "quick_app.py", "--state", "0", "--store", file_url)
+    assert result.stdout == "1000\n"
+    assert len(result.stderr.splitlines()) < 200
+    assert re.search(r"✓ \d+ steps", result.stderr)
 
 
 def test_watch_on_a_terminal_is_a_table(file_url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import click
 import pytest
 
 from longrun.cli import _text as text
@@ -98,5 +99,5 @@ def test_every_state_has_a_word_a_glyph_and_a_colour() -> None:
 
 def test_columns_line_up_whatever_their_colours() -> None:
     rows = [(text.state_text("failed"), "1"), ("x", "200")]
-    lines = [text.click.unstyle(line) for line in text.table(("state", "n"), rows, right=(1,))]
+    lines = [click.unstyle(line) for line in text.table(("state", "n"), rows, right=(1,))]
     assert lines == ["STATE       N", "✗ failed    1", "x         200"]

@@ -96,7 +96,7 @@ async def test_a_point_that_is_never_reached_is_no_success() -> None:
 async def test_a_workflow_that_fails_must_fail_in_the_same_way() -> None:
     own = StepRegistry()
 
-    async def breaks(state: dict) -> dict:
+    async def breaks(state: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("always")
 
     own.register("breaks", breaks, retry=RetryPolicy(max_attempts=1))
@@ -126,7 +126,7 @@ async def test_a_child_must_be_able_to_find_the_registry() -> None:
 def _hidden() -> StepRegistry:
     own = StepRegistry()
 
-    async def only(state: dict) -> dict:
+    async def only(state: dict[str, Any]) -> dict[str, Any]:
         return state
 
     own.workflow("w", [only])

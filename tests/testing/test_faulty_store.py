@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,13 @@ ran: list[str] = []
 
 
 @registry.step
-async def first(state: dict) -> dict:
+async def first(state: dict[str, Any]) -> dict[str, Any]:
     ran.append("first")
     return {**state, "first": True}
 
 
 @registry.step
-async def second(state: dict) -> dict:
+async def second(state: dict[str, Any]) -> dict[str, Any]:
     ran.append("second")
     return {**state, "second": True}
 

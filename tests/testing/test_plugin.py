@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,15 +51,15 @@ def test_the_fixture_works_in_a_users_test(tmp_path: Path) -> None:
 async def test_strict_shows_what_a_crash_would_change() -> None:
     """A tuple inside an untyped list is a tuple again; an object that two steps share is not shared any more."""
     registry = StepRegistry()
-    kept: list[dict] = []
+    kept: list[dict[str, Any]] = []
 
     @registry.step
-    async def give(state: dict) -> dict:
+    async def give(state: dict[str, Any]) -> dict[str, Any]:
         kept.append(state)
         return state
 
     @registry.step
-    async def change(state: dict) -> dict:
+    async def change(state: dict[str, Any]) -> dict[str, Any]:
         kept[0]["changed"] = True
         return state
 
@@ -76,7 +77,7 @@ async def test_executors_of_one_fixture_share_the_store() -> None:
     registry = StepRegistry()
 
     @registry.step
-    async def nap(state: dict) -> Sleep:
+    async def nap(state: dict[str, Any]) -> Sleep:
         return Sleep(5, state)
 
     registry.workflow("naps", [nap])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 
@@ -25,7 +27,7 @@ async def test_a_state_comes_back_through_the_codec() -> None:
 
 
 async def test_where_the_step_is_can_be_chosen() -> None:
-    async def look(ctx: StepContext, state: dict) -> list:
+    async def look(ctx: StepContext, state: dict[str, Any]) -> list[Any]:
         return [ctx.attempt, ctx.iteration, ctx.signal, ctx.timed_out, ctx.metadata, ctx.idempotency_key, ctx.workflow]
 
     run = await run_step(
@@ -36,7 +38,7 @@ async def test_where_the_step_is_can_be_chosen() -> None:
 
 @pytest.mark.parametrize("directive", [Goto("there", {"n": 1}), Sleep(5, {"n": 1}), WaitFor("go", {"n": 1})])
 async def test_a_directive_is_told_with_its_state(directive: object) -> None:
-    async def turn(state: dict) -> object:
+    async def turn(state: dict[str, Any]) -> object:
         return directive
 
     run = await run_step(turn, {})
@@ -45,7 +47,7 @@ async def test_a_directive_is_told_with_its_state(directive: object) -> None:
 
 
 async def test_local_progress_and_saves_are_told() -> None:
-    async def work(ctx: StepContext, state: dict) -> dict:
+    async def work(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
         async for n in ctx.each("items", range(3), every=1):
             ctx.local["last"] = n
         ctx.progress(3, 3, "done")
@@ -64,10 +66,10 @@ async def test_a_step_can_be_taken_up_where_another_run_stopped() -> None:
         called.append(name)
         return name
 
-    async def work(ctx: StepContext, state: dict) -> dict:
+    async def work(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
         await ctx.once("pay", effect, "pay")
         async for n in ctx.each("items", range(3), every=1):
-            called.append(str(n))
+            await effect(str(n))
         return state
 
     first = await run_step(work, {})
@@ -76,7 +78,7 @@ async def test_a_step_can_be_taken_up_where_another_run_stopped() -> None:
 
 
 async def test_a_plain_step_runs_in_a_thread_with_the_blocking_context() -> None:
-    def work(ctx: SyncStepContext, state: dict) -> dict:
+    def work(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
         for n in ctx.each("items", [1, 2]):
             ctx.local["sum"] = ctx.local.get("sum", 0) + n
         ctx.checkpoint(force=True)
@@ -94,7 +96,7 @@ async def test_a_registered_step_can_be_given() -> None:
     registry = StepRegistry()
 
     @registry.step(name="other")
-    async def work(ctx: StepContext, state: dict) -> str:
+    async def work(ctx: StepContext, state: dict[str, Any]) -> str:
         return ctx.step
 
     step = registry.get("other")
@@ -103,7 +105,7 @@ async def test_a_registered_step_can_be_given() -> None:
 
 
 async def test_what_the_step_raises_is_raised() -> None:
-    async def breaks(state: dict) -> dict:
+    async def breaks(state: dict[str, Any]) -> dict[str, Any]:
         raise KeyError("no")
 
     with pytest.raises(KeyError, match="no"):
@@ -111,7 +113,7 @@ async def test_what_the_step_raises_is_raised() -> None:
 
 
 async def test_a_state_that_cannot_be_stored_is_refused() -> None:
-    async def keeps(state: dict) -> dict:
+    async def keeps(state: dict[str, Any]) -> dict[str, Any]:
         return {"client": object()}
 
     with pytest.raises(NotStorableError, match="client"):
@@ -119,11 +121,11 @@ async def test_a_state_that_cannot_be_stored_is_refused() -> None:
 
 
 async def test_children_are_answered_for() -> None:
-    async def family(ctx: StepContext, state: dict) -> dict:
+    async def family(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
         child = await ctx.start_child("leaf", {"n": 2}, key="a")
         return {"child": await child.result()}
 
-    def children(workflow: str, state: dict, key: str) -> dict:
+    def children(workflow: str, state: dict[str, Any], key: str) -> dict[str, Any]:
         return {"n": state["n"] * 10, "of": workflow}
 
     run = await run_step(family, {}, children=children)

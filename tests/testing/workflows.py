@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio.lowlevel
 
 from longrun import ExecutionHandle, RetryPolicy, Sleep, StepContext, StepRegistry, SyncStepContext, WaitFor
@@ -12,12 +14,12 @@ effects = Effects()
 
 
 @registry.step
-async def fetch(state: dict) -> dict:
+async def fetch(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "pages": 3}
 
 
 @registry.step(retry=RetryPolicy(max_attempts=3, initial=0.0))
-async def crawl(ctx: StepContext, state: dict) -> dict:
+async def crawl(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     if ctx.attempt == 1:
         raise ConnectionError("the first attempt always fails")
     async for page in ctx.each("pages", range(state["pages"])):
@@ -26,20 +28,20 @@ async def crawl(ctx: StepContext, state: dict) -> dict:
 
 
 @registry.step
-async def charge(ctx: StepContext, state: dict) -> Sleep:
+async def charge(ctx: StepContext, state: dict[str, Any]) -> Sleep:
     effects("charge", key=ctx.idempotency_key)
     return Sleep(24 * 3600, state)
 
 
 @registry.step
-def ask(ctx: SyncStepContext, state: dict) -> WaitFor:
+def ask(ctx: SyncStepContext, state: dict[str, Any]) -> WaitFor:
     for n in ctx.each("people", ["ann", "bob"]):
         effects("ask", key=f"{ctx.idempotency_key}/{n}")
     return WaitFor("answer", state)
 
 
 @registry.step
-async def note(ctx: StepContext, state: dict) -> dict:
+async def note(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "answer": ctx.signal}
 
 
@@ -51,7 +53,7 @@ async def answer(run: ExecutionHandle) -> None:
 
 
 @registry.step
-async def mail(state: dict) -> dict:
+async def mail(state: dict[str, Any]) -> dict[str, Any]:
     effects("mail")
     return state
 
@@ -62,14 +64,14 @@ _remembered: list[int] = []
 
 
 @registry.step
-async def remember(state: dict) -> dict:
+async def remember(state: dict[str, Any]) -> dict[str, Any]:
     """It keeps something outside its state."""
     _remembered.append(1)
     return {**state, "seen": len(_remembered)}
 
 
 @registry.step
-async def forget(state: dict) -> dict:
+async def forget(state: dict[str, Any]) -> dict[str, Any]:
     _remembered.clear()
     return state
 
@@ -78,7 +80,7 @@ registry.workflow("forgetful", [forget, fetch, remember])
 
 
 @registry.step
-async def count_items(ctx: StepContext, state: dict) -> dict:
+async def count_items(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     """It counts in a variable what only the cursor remembers."""
     n = 0
     async for _ in ctx.each("items", range(3), every=1):
@@ -90,7 +92,7 @@ registry.workflow("miscounts", [count_items])
 
 
 @registry.step
-async def wait_a_little(ctx: StepContext, state: dict) -> dict:
+async def wait_a_little(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     for _ in range(3):
         await anyio.lowlevel.checkpoint()
     return {**state, "waited": await ctx.once("wait", _waited)}

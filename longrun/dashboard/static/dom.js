@@ -63,7 +63,7 @@ export const number = (value) => (value === null || value === undefined ? "–" 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   const value = Math.max(0, seconds);
-  if (value < 0.0995) return `${Math.round(value * 1000)} ms`;
+  if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
   if (value < 9.95) return `${value.toFixed(1)} s`;
   if (value < 59.5) return `${Math.round(value)} s`;
   const two = (n) => String(Math.floor(n)).padStart(2, "0");

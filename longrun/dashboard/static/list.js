@@ -60,7 +60,8 @@ class List {
     this.table.setAttribute("aria-busy", "true");
     const asked = this.query().toString();
     try {
-      const answer = await get(`api/executions?${asked}`);
+      // Counting what holds a text takes a while in a large store: the page does not wait for it.
+      const answer = await get(`api/executions?${asked}${this.params.has("text") ? "&counts=0" : ""}`);
       if (this.closed || asked !== this.query().toString()) return;
       this.show(answer);
       this.live = new Live(() => `api/live/executions?${asked}`, (data) => this.show(data), (error) => this.fail(error));
@@ -127,7 +128,8 @@ class List {
     this.answer = answer;
     this.table.removeAttribute("aria-busy");
     this.trouble.replaceChildren();
-    patch(this.chips, [answer.counts, this.params.getAll("state")], () => this.chipList(answer.counts));
+    const counts = answer.counts ?? Object.fromEntries(Object.keys(STATES).map((state) => [state, null]));
+    patch(this.chips, [counts, this.params.getAll("state")], () => this.chipList(counts));
     patch(this.head, [this.params.get("sort"), this.control], () => this.headers());
     keyed(this.body, answer.executions, (one) => one.id, () => this.row(), (row, one) => this.fill(row, one));
     const filtered = [...this.params.keys()].some((name) => !["sort", "after"].includes(name));
@@ -149,10 +151,10 @@ class List {
   chipList(counts) {
     const chosen = this.params.getAll("state");
     const toggle = (state) => this.set({ state: chosen.includes(state) ? chosen.filter((one) => one !== state) : [...chosen, state] });
-    const all = Object.values(counts).reduce((sum, one) => sum + one, 0);
+    const all = Object.values(counts).reduce((sum, one) => (one === null ? null : sum + one), 0);
     return [
       h("button", { type: "button", class: "chip", "aria-pressed": String(!chosen.length), onclick: () => this.set({ state: [] }) }, "all ", h("b", null, number(all))),
-      ...Object.entries(counts).map(([state, count]) => h("button", { type: "button", class: `chip ${state} ${count ? "" : "none"}`, "aria-pressed": String(chosen.includes(state)), onclick: () => toggle(state) },
+      ...Object.entries(counts).map(([state, count]) => h("button", { type: "button", class: `chip ${state} ${count === 0 ? "none" : ""}`, "aria-pressed": String(chosen.includes(state)), onclick: () => toggle(state) },
         h("span", { "aria-hidden": "true" }, STATES[state]), ` ${state} `, h("b", null, number(count)))),
     ];
   }
@@ -204,7 +206,7 @@ class List {
   // Several at once: those that are ticked, or everything the filters match.
   showActions() {
     if (!this.control) return;
-    const total = this.answer.total;
+    const total = this.answer.total ?? 0;
     const ids = [...this.selected];
     patch(this.actions, [ids, total, this.query().toString()], () => {
       if (!total) return [];
@@ -231,7 +233,7 @@ class List {
     };
     return [
       h("button", { type: "button", disabled: !this.trail.length, onclick: before }, "← Newer"),
-      h("span", { class: "soft" }, answer.executions.length ? `${number(first)}–${number(last)} of ${number(answer.total)}` : "0"),
+      h("span", { class: "soft" }, answer.executions.length ? `${number(first)}–${number(last)} of ${answer.total === null ? "…" : number(answer.total)}` : "0"),
       h("button", { type: "button", disabled: !answer.next, onclick: next }, "Older →"),
       answer.sorted_among ? h("span", { class: "soft" }, `sorted among the newest ${number(answer.sorted_among)}`) : null,
     ];
@@ -254,7 +256,7 @@ export function stepText(one) {
 export function nameCell(one) {
   const notes = Object.entries(one.metadata).slice(0, 3).map(([key, value]) => `${key}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
   if (one.queue !== "default") notes.unshift(`queue ${one.queue}`);
-  return [h("a", { class: "id", href: `#/run/${encodeURIComponent(one.id)}` }, one.id), h("span", { class: "flow" }, one.workflow), notes.length ? h("span", { class: "soft note", title: notes.join("\n") }, notes.join(" · ")) : null];
+  return [h("a", { class: "id", href: `#/run/${encodeURIComponent(one.id)}` }, one.id), h("span", { class: "sub" }, h("span", null, one.workflow), notes.length ? h("span", { class: "soft", title: notes.join("\n") }, `  ${notes.join(" · ")}`) : null)];
 }
 
 export function progressCell(one) {

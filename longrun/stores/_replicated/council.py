@@ -33,7 +33,7 @@ class Rules:
     """Nobody but this process uses the pair."""
     max_failovers: int
     strikes: int
-    """Failed calls in a row after which a side that still answers a ping counts as lost."""
+    """Failed writes in a row after which a side that still answers a ping counts as lost."""
 
 
 class Council:
@@ -43,6 +43,7 @@ class Council:
         self.sides = {side.name: side for side in sides}
         self.rules = rules
         self.term: Term | None = None
+        self.name = uuid.uuid4().hex
         self.trouble = "it is closed"
         """Why there is no term."""
         self.failovers = 0
@@ -131,7 +132,7 @@ class Council:
                 KIND, "the secondary has executions that were never replicated; give an empty store"
             )
         state = LEVEL if _empty(primary) else BEHIND
-        first = Term(generation=1, pair=uuid.uuid4().hex, active="primary", standby=state)
+        first = Term(generation=1, pair=uuid.uuid4().hex, active="primary", standby=state, by=self.name)
         if self._witness is not None and not self._witness.propose(first):
             first = self._witness.read() or first
         first = write_term(primary, first, self._clock.now())
@@ -179,12 +180,20 @@ class Council:
                 found.append(read_term(side))
         return max((term for term in found if term), key=lambda term: term.generation, default=None)
 
+    def overtaken(self) -> bool:
+        """Whether there is a newer term than the one that is followed here. Any thread may ask."""
+        return not self.rules.alone and self._newer() is not None
+
+    def _newer(self) -> Term | None:
+        newest, term = self.newest(), self.term
+        return newest if newest and term and newest.generation > term.generation else None
+
     def follow(self) -> bool:
         """Take over a newer term; True if there is one."""
-        newest = self.newest()
-        if newest is None or self.term is None or newest.generation <= self.term.generation:
+        newest = self._newer()
+        if newest is None:
             return False
-        if self.rules.alone:
+        if self.rules.alone and newest.by != self.name:
             self._wait("another process uses this pair, and single_process=True said that none does")
             raise StoreUnavailableError(KIND, self.trouble)
         self._follow(newest)
@@ -210,16 +219,18 @@ class Council:
         """A new term; False if another process was faster, whose term is then followed."""
         old = self._ruling()
         kept = old.tail if tail is None else tail
-        new = Term(generation=old.generation + 1, pair=old.pair, active=active, standby=standby, tail=kept)
+        new = Term(
+            generation=old.generation + 1, pair=old.pair, active=active, standby=standby, tail=kept, by=self.name
+        )
         if self._witness is not None:
             if not self._witness.propose(new):
                 self.follow()
                 return False
             self._follow(new)
         stored = write_term(self.sides[active], new, self._clock.now())
-        if standby != BEHIND:
-            write_term(self._other(self.sides[active]), new, self._clock.now())
         self._follow(stored)
+        if stored == new and standby != BEHIND:
+            write_term(self._other(self.sides[active]), new, self._clock.now())
         return stored == new
 
     def lost(self, lost: LostError) -> None:

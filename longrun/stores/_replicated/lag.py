@@ -57,6 +57,12 @@ class Lag:
             self._changed.wait_for(lambda: not self._items or self.broken or self._thread is None)
             return self.broken
 
+    def resume(self) -> None:
+        """Try again what could not be copied."""
+        with self._changed:
+            self.broken = None
+            self._changed.notify_all()
+
     def clear(self) -> None:
         """The standby is out of the pair: what is queued will come over with the rest."""
         with self._changed:

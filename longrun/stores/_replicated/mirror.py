@@ -13,7 +13,7 @@ import attrs
 
 from longrun.stored import Claim, Loaded, Owner, Write
 from longrun.stores._replicated.copying import Copier
-from longrun.stores._replicated.side import LostError, Side
+from longrun.stores._replicated.side import Side
 from longrun.stores.base import Answer
 
 
@@ -24,15 +24,15 @@ class MovedError(Exception):
 class Mirror:
     """Writes to a standby. One repair at a time."""
 
-    def __init__(self, changed: Callable[[], bool]) -> None:
-        """`changed` says whether the term has changed elsewhere."""
-        self._changed = changed
+    def __init__(self, overtaken: Callable[[], bool]) -> None:
+        """`overtaken` says whether another process has changed the term."""
+        self._overtaken = overtaken
         self._repairing = threading.RLock()
         self.copied = 0
         self.unreadable: set[str] = set()
 
     def _allowed(self) -> None:
-        if self._changed():
+        if self._overtaken():
             raise MovedError
 
     def agree(self, source: Side, target: Side, ids: Sequence[str]) -> None:
@@ -46,7 +46,8 @@ class Mirror:
                 self.unreadable |= copier.unreadable
 
     def writes(self, target: Side, batch: Sequence[Write], answers: Sequence[Answer]) -> list[str]:
-        return disagreed(batch, answers, target.write("commit", batch))
+        there = target.write("commit", batch)
+        return [write.id for write, a, b in zip(batch, answers, there, strict=True) if not alike(a, b)]
 
     def claim(self, target: Side, claim: Claim, given: Sequence[Loaded]) -> list[str]:
         """The same claim again, for what was given: the standby compares the fence in its own atomic act."""
@@ -68,15 +69,8 @@ class Mirror:
             target.write("unregister", stranger)
 
 
-def disagreed(batch: Sequence[Write], here: Sequence[Answer], there: Sequence[Answer]) -> list[str]:
-    """Ids of the writes that were answered otherwise."""
-    return [write.id for write, a, b in zip(batch, here, there, strict=True) if not _alike(a, b)]
-
-
-def _alike(a: Answer, b: Answer) -> bool:
+def alike(a: Answer, b: Answer) -> bool:
+    """Whether two sides said the same to a write."""
     if isinstance(a, Exception) or isinstance(b, Exception):
         return type(a) is type(b)
     return a == b
-
-
-__all__ = ["LostError", "Mirror", "MovedError", "disagreed"]

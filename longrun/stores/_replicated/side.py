@@ -28,7 +28,7 @@ class Side:
         self.problem: str | None = "it was not opened yet"
         """Why it cannot be used; None while it answers."""
         self.strikes = 0
-        """Failed calls since the last one that was answered."""
+        """Failed writes since the last one that was answered: a full disk still pings and reads."""
         self._opened = False
         self._lock = threading.RLock()
 
@@ -39,6 +39,10 @@ class Side:
     def healthy(self) -> bool:
         return self.problem is None
 
+    def wake(self) -> None:
+        if self._opened:
+            self.backend.wake()
+
     def open(self) -> bool:
         """Open it if it is not open; False if it does not answer. What can never work is raised."""
         with self._lock:
@@ -47,7 +51,7 @@ class Side:
             try:
                 self.backend.open()
             except StoreUnavailableError as error:
-                self._failed(error)
+                self.problem = error.problem
                 return False
             self._opened, self.problem, self.strikes = True, None, 0
             return True
@@ -71,7 +75,13 @@ class Side:
     def write(self, call: str, *args: Any) -> Any:
         """A call that changes something: one at a time."""
         with self._lock:
-            return self.read(call, *args)
+            try:
+                answer = self.read(call, *args)
+            except LostError:
+                self.strikes += 1
+                raise
+            self.strikes = 0
+            return answer
 
     def read(self, call: str, *args: Any, **options: Any) -> Any:
         if not self._opened:
@@ -79,13 +89,7 @@ class Side:
         try:
             answer = getattr(self.backend, call)(*args, **options)
         except StoreUnavailableError as error:
-            self._failed(error)
+            self.problem = error.problem
             raise LostError(self, error) from error
-        if call != "ping":  # a store that pings and yet refuses every write is no good
-            self.strikes = 0
         self.problem = None
         return answer
-
-    def _failed(self, error: StoreUnavailableError) -> None:
-        self.problem = error.problem
-        self.strikes += 1

@@ -8,7 +8,6 @@ term missed something, and is not used before it was brought up to date.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -45,10 +44,10 @@ class Term:
     """The name of the two stores together: a store of another pair is refused."""
     active: str
     standby: str
+    by: str
+    """Who proposed it, so that an answer that was lost can be read back."""
     tail: bool = False
     """The standby was active before, in asynchronous mode: it may have what this side never got."""
-    by: str = attrs.field(factory=lambda: uuid.uuid4().hex)
-    """A mark of who proposed it, so that an answer that was lost can be read back."""
 
     def to_text(self) -> str:
         return json.dumps({"format": FORMAT, **attrs.asdict(self)}, separators=(",", ":"))

@@ -1,0 +1,214 @@
+"""The reading half of `ReplicatedBackend`, its life, and the gate that all changes pass.
+
+Place in the life of an execution: claim, checkpoint, finish. Reads go to the active side. "Not found" is an answer;
+only a store that does not answer makes the other one active.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from longrun.clock import Clock
+from longrun.errors import LongrunError, StoreUnavailableError
+from longrun.logging import get_logger
+from longrun.records import ExecutionState
+from longrun.stored import Boundary, Loaded, Message, Owner, Query, Stored
+from longrun.stores._replicated.council import KIND, Council, Rules
+from longrun.stores._replicated.lag import Lag
+from longrun.stores._replicated.mirror import Mirror
+from longrun.stores._replicated.side import LostError, Side
+from longrun.stores._replicated.term import RESERVED, WORKFLOW
+from longrun.stores._replicated.witness import Witness
+from longrun.stores.base import StoreBackend
+
+
+class ReadingBackend(StoreBackend):
+    kind: ClassVar[str] = KIND
+
+    def __init__(
+        self,
+        primary: StoreBackend,
+        secondary: StoreBackend,
+        *,
+        witness: Witness | None,
+        rules: Rules,
+        queue_limit: int,
+        clock: Clock,
+    ) -> None:
+        self._sides = Side("primary", primary), Side("secondary", secondary)
+        self._witness, self._rules, self._clock = witness, rules, clock
+        self._council = Council(self._sides, witness, rules, clock)
+        self._council.before_switch = self._bring_over
+        self._mirror = Mirror(self._council.overtaken)
+        self._lag = Lag(queue_limit, rules.strikes)
+        self._gate = threading.RLock()
+        self._opened = False
+        self._recheck = False
+        """The two sides must be compared, although the term says that they are level."""
+        self._switching = False
+        self._log = get_logger(store=KIND)
+        self.durable = primary.durable and secondary.durable
+        self.fenced = primary.fenced and secondary.fenced
+        self.poll_interval = min(primary.poll_interval, secondary.poll_interval)
+
+    # life
+
+    def open(self) -> None:
+        with self._gate:
+            if self._witness is not None:
+                with contextlib.suppress(StoreUnavailableError):
+                    self._witness.open()
+            try:
+                with self._raising():
+                    self._council.decide()
+                    self._council.announce()
+            except LongrunError:
+                self._close_sides()
+                raise
+            self.durable = all(side.backend.durable for side in self._sides)
+            self._opened = True
+            if self._rules.asynchronous:
+                self._recheck = True  # what was queued when the process died is not there any more
+                self._lag.start()
+
+    def close(self) -> None:
+        """What is queued is copied first."""
+        if not self._opened:
+            return
+        self._opened = False
+        self._lag.stop()
+        with self._gate:
+            self._close_sides()
+            self._council.term, self._council.trouble = None, "it is closed"
+
+    def _close_sides(self) -> None:
+        for side in self._sides:
+            side.close()
+        if self._witness is not None:
+            self._witness.close()
+
+    def ping(self) -> None:
+        self._read("ping")
+
+    def describe(self) -> Mapping[str, object]:
+        term = self._council.term
+        return {
+            **super().describe(),
+            "mode": "async" if self._rules.asynchronous else "sync",
+            "automatic_failover": self._council.automatic,
+            "active": None if term is None else term.active,
+            "generation": None if term is None else term.generation,
+            **{side.name: dict(side.backend.describe()) for side in self._sides if side.healthy},
+        }
+
+    # the gate
+
+    @contextlib.contextmanager
+    def _at_the_gate(self) -> Iterator[None]:
+        with self._gate, self._raising():
+            yield
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _raising() -> Iterator[None]:
+        """A side that is lost, and could not be replaced, is an error like any store's."""
+        try:
+            yield
+        except LostError as lost:
+            raise lost.error from lost.error.__cause__
+
+    def _bring_over(self) -> None:
+        """Before the standby becomes active: it gets what waits in this process's queue."""
+        if not self._rules.asynchronous:
+            return
+        self._switching = True
+        try:
+            self._lag.resume()
+            lost = self._lag.drain()
+        finally:
+            self._switching = False
+        if lost is not None:
+            raise lost
+
+    # readers
+
+    def _read(self, call: str, *args: Any, **options: Any) -> Any:
+        side = self._council.active
+        try:
+            return side.read(call, *args, **options)
+        except LostError as lost:
+            with self._at_the_gate():
+                self._council.lost(lost)
+                side = self._council.active
+        with self._raising():
+            return side.read(call, *args, **options)
+
+    def load(self, id: str) -> Loaded | None:
+        found: Loaded | None = None if id in RESERVED else self._read("load", id)
+        return found
+
+    def find(self, query: Query) -> list[Stored]:
+        """Without the records that the pair keeps for itself; the page is as full as it can be all the same."""
+        found: list[Stored] = []
+        while True:
+            page: list[Stored] = self._read("find", query)
+            found += [row for row in page if row.definition.id not in RESERVED]
+            hidden = sum(row.definition.id in RESERVED for row in page)
+            if not hidden or len(page) < query.limit:
+                return found
+            last = page[-1].definition
+            query = attrs.evolve(query, after=(last.created, last.id), limit=hidden)
+
+    def count(self, query: Query) -> dict[ExecutionState, int]:
+        counts: dict[ExecutionState, int] = dict(self._read("count", query))
+        if query.workflows is None or WORKFLOW in query.workflows:
+            own = attrs.evolve(query, workflows=frozenset({WORKFLOW}))
+            for state, number in self._read("count", own).items():
+                counts[state] -= number
+        return {state: number for state, number in counts.items() if number}
+
+    def boundaries(self, id: str, *, after: int = 0, limit: int = 1000) -> list[Boundary]:
+        rows: list[Boundary] = [] if id in RESERVED else self._read("boundaries", id, after=after, limit=limit)
+        return rows
+
+    def checkpoint(self, id: str, seq: int) -> tuple[Boundary, Mapping[str, bytes]] | None:
+        found: tuple[Boundary, Mapping[str, bytes]] | None = self._read("checkpoint", id, seq)
+        return found
+
+    def messages(self, id: str) -> list[Message]:
+        found: list[Message] = self._read("messages", id)
+        return found
+
+    def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
+        found: tuple[int, Mapping[str, int]] = self._read("sent", id)
+        return found
+
+    def pending(self, owner: str) -> list[str]:
+        found: list[str] = self._read("pending", owner)
+        return found
+
+    def owners(self) -> list[Owner]:
+        found: list[Owner] = self._read("owners")
+        return found
+
+    def next_due(self) -> float | None:
+        found: float | None = self._read("next_due")
+        return found
+
+    def size(self, id: str) -> int:
+        return int(self._read("size", id))
+
+    # the watcher
+
+    def wait(self, timeout: float) -> bool:
+        with self._raising():
+            return bool(self._council.active.read("wait", timeout))
+
+    def wake(self) -> None:
+        for side in self._sides:
+            side.wake()

@@ -1,0 +1,250 @@
+"""Looking after the pair: health, bringing a store that was away up to date, and handing back.
+
+Place in the life of an execution: beside it. One round (`check`) asks both sides how they are and does what is due. A
+standby that was away is first joined, so that every write from then on reaches it too, in this process and in others;
+then everything on the two sides is compared, and only when nothing differs any more may it take over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import attrs
+
+from longrun.errors import LongrunError, StoreUnavailableError
+from longrun.stored import Query, Stored
+from longrun.stores._replicated.backend import ReplicatedBackend
+from longrun.stores._replicated.copying import CLEARED
+from longrun.stores._replicated.mirror import MovedError
+from longrun.stores._replicated.side import LostError, Side
+from longrun.stores._replicated.status import ReplicationStatus, SideStatus
+from longrun.stores._replicated.term import BEHIND, JOINING, LEVEL, RESERVED, forget, tombstones
+
+PAGE = 500
+JOIN_PATIENCE = 300.0
+"""Seconds after which a join that another process began is taken to be abandoned."""
+
+Pair = tuple[Stored | None, Stored | None]
+
+
+@attrs.frozen(kw_only=True)
+class Times:
+    """Seconds. They decide when something is tried, never whether it is safe."""
+
+    health_interval: float | None
+    failover_reset: float
+    failback_after: float | None
+
+
+class TendedBackend(ReplicatedBackend):
+    """The whole backend: with a thread that looks after the pair."""
+
+    _times: Times
+
+    def __init__(self, *args: object, times: Times, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]  # as declared there
+        self._times = times
+        self._nudge = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._tending = threading.Lock()
+
+    def open(self) -> None:
+        super().open()
+        self._stopping = False
+        if self._times.health_interval is not None:
+            self._thread = threading.Thread(target=self._run, name="longrun-replica", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._stopping = True
+        self._nudge.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        super().close()
+        self._nudge.clear()
+
+    def _run(self) -> None:
+        assert self._times.health_interval is not None
+        while not self._stopping:
+            try:
+                self.check()
+            except LongrunError as error:
+                self._log.warning("replica.check_failed", error=type(error).__name__)
+            self._clock.block(self._nudge, self._times.health_interval)
+
+    def status(self) -> ReplicationStatus:
+        council, term = self._council, self._council.term
+        primary, secondary = (
+            SideStatus(kind=side.backend.kind, healthy=side.healthy, problem=side.problem) for side in self._sides
+        )
+        return ReplicationStatus(
+            mode="async" if self._rules.asynchronous else "sync",
+            active=None if term is None else term.active,
+            standby=None if term is None else term.standby,
+            generation=0 if term is None else term.generation,
+            failovers=council.failovers,
+            automatic=council.automatic,
+            lag=self._lag.depth,
+            errors=self._lag.errors,
+            unreadable=tuple(sorted(self._mirror.unreadable)),
+            primary=primary,
+            secondary=secondary,
+            reason=council.trouble or None,
+        )
+
+    # a round
+
+    def check(self) -> None:
+        """Ask both sides how they are, and do what is due: fail over, join, hand back."""
+        with self._tending:
+            health = [side.answers() for side in self._sides]
+            with self._at_the_gate():
+                if self._council.term is None:
+                    self._council.decide()
+                self._council.follow()
+            if self._council.term is None:
+                return
+            if not self._council.active.healthy:
+                self._look_at_active()
+            if all(health) and self._due_to_join():
+                self._resync()
+            self._look_back()
+
+    def _look_at_active(self) -> None:
+        side = self._council.active
+        trouble = StoreUnavailableError(side.backend.kind, side.problem or "it does not answer")
+        with self._at_the_gate():
+            self._council.lost(LostError(side, trouble))
+
+    def _look_back(self) -> None:
+        """What is due when all has been well for a while."""
+        term, times = self._council.term, self._times
+        if term is None or term.standby != LEVEL or not all(side.healthy for side in self._sides):
+            return
+        quiet = self._clock.monotonic() - self._council.since
+        if quiet >= times.failover_reset:
+            self._council.failovers = 0
+        if term.active != "primary" and times.failback_after is not None and quiet >= times.failback_after:
+            with self._at_the_gate():
+                failovers = self._council.failovers
+                self._council.hand_over(force=False)
+                self._council.failovers = failovers
+
+    def failover(self, *, force: bool = False) -> None:
+        """By hand: the standby becomes active. `force` makes one active that is not level: what it lacks is lost."""
+        with self._at_the_gate():
+            self._council.hand_over(force=force)
+
+    # bringing the standby up to date
+
+    def _due_to_join(self) -> bool:
+        term = self._council.term
+        if term is None:
+            return False
+        if term.standby == JOINING:
+            patience = 0.0 if self._rules.alone or term.by == self._council.name else JOIN_PATIENCE
+            return self._clock.monotonic() - self._council.since >= patience
+        return term.standby == BEHIND or self._recheck
+
+    def resync(self) -> None:
+        """By hand: compare the two sides now, and make the standby equal."""
+        with self._tending:
+            self._resync()
+
+    def _resync(self) -> None:
+        with self._at_the_gate():
+            council = self._council
+            active, standby = council.active, council.standby
+            if council.term is None or (council.term.standby != LEVEL and not council.propose(active.name, JOINING)):
+                return
+            if council.term.standby == JOINING:
+                self._lag.clear()
+            joined, tail = council.term, council.term.tail
+        try:
+            with self._raising():
+                self._compare(active, standby, adopt=tail)
+        except MovedError:
+            return  # another process changed the term: the next round sees what is due
+        except LongrunError:
+            self._leave_behind(standby)
+            raise
+        with self._at_the_gate():
+            if council.follow() or council.term != joined:
+                return
+            if joined.standby == JOINING:
+                council.propose(active.name, LEVEL, tail=False)
+            forget(active, tombstones(active), self._clock.now())
+        self._recheck = False
+        self._log.info("replica.level", side=standby.name)
+
+    def _leave_behind(self, standby: Side) -> None:
+        with self._at_the_gate():
+            if self._council.term is not None and self._council.term.standby == JOINING:
+                trouble = StoreUnavailableError(standby.backend.kind, "it could not be brought up to date")
+                self._council.dropped(LostError(standby, trouble))
+
+    def _compare(self, active: Side, standby: Side, *, adopt: bool) -> None:
+        """Every execution of either side, while both are in use; one at a time waits at the gate."""
+        gone = tombstones(active)
+        for id in sorted(gone):
+            self._make_equal(active, standby, id)
+        for ours, theirs in _pairs(active, standby):
+            one = ours or theirs
+            assert one is not None
+            id = one.definition.id
+            if self._stopping:
+                raise StoreUnavailableError(self.kind, "it is closing")
+            if ours is None and adopt and id not in gone:
+                with self._gate:
+                    self._mirror.agree(standby, active, [id])
+            elif not _equal(active, standby, ours, theirs):
+                self._make_equal(active, standby, id)
+        with self._gate:
+            self._mirror.owners(active, standby)
+
+    def _make_equal(self, active: Side, standby: Side, id: str) -> None:
+        with self._gate:
+            if self._council.active is not active:
+                raise MovedError
+            self._mirror.agree(active, standby, [id])
+
+
+def _pairs(one: Side, two: Side) -> Iterator[Pair]:
+    """Every execution of either side once, beside what the other has of it."""
+    left, right = _rows(one), _rows(two)
+    a, b = next(left, None), next(right, None)
+    while a is not None or b is not None:
+        here, there = _place(a), _place(b)
+        yield a if here >= there else None, b if there >= here else None
+        if here >= there:
+            a = next(left, None)
+        if there >= here:
+            b = next(right, None)
+
+
+def _place(row: Stored | None) -> tuple[float, str]:
+    """Listings are newest first; behind the end comes nothing."""
+    return (float("-inf"), "") if row is None else (row.definition.created, row.definition.id)
+
+
+def _rows(side: Side) -> Iterator[Stored]:
+    query = Query(limit=PAGE)
+    while page := side.read("find", query):
+        for row in page:
+            if row.definition.id not in RESERVED:
+                yield row
+        last = page[-1].definition
+        query = attrs.evolve(query, after=(last.created, last.id))
+
+
+def _equal(active: Side, standby: Side, ours: Stored | None, theirs: Stored | None) -> bool:
+    """Fence and revision name a state of an execution; messages are the one thing that others change."""
+    if ours is None or theirs is None or ours != theirs:
+        return False
+    if ours.head.state in CLEARED:
+        return True
+    id = ours.definition.id
+    return bool(active.read("messages", id) == standby.read("messages", id))

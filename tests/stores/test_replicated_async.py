@@ -1,0 +1,190 @@
+"""Asynchronous replication: a bounded queue that keeps the order, makes writers wait, and drops nothing (I13)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longrun.errors import StoreUnavailableError
+from longrun.records import ExecutionState
+from longrun.stored import Owner
+from longrun.stores.memory import MemoryBackend
+from longrun.stores.replicated import ReplicatedCheckpointStore
+from longrun.stores.store import CheckpointStore
+from longrun.testing import StoreConformance
+from longrun.testing.samples import change, claim, create, owned, send, signal, step
+from tests.stores.replicated_tools import PATIENCE, Switch, assert_equal, beside, created, done, make, opened
+
+
+class TestAsynchronous(StoreConformance):
+    """The active side alone answers; everything else is the same."""
+
+    @pytest.fixture(autouse=True)
+    def directory(self, tmp_path: Path) -> None:
+        for name in ("primary", "secondary"):
+            (tmp_path / name).mkdir()
+        self.path = tmp_path
+
+    def make_store(self) -> CheckpointStore:
+        primary, secondary = make("sqlite", self.path / "primary"), make("sqlite", self.path / "secondary")
+        return ReplicatedCheckpointStore(primary, secondary, mode="async", health_interval=None)
+
+
+class Pair:
+    def __init__(self, **options: Any) -> None:
+        self.primary, self.secondary = Switch(MemoryBackend()), Switch(MemoryBackend())
+        self.options = {"mode": "async", "single_process": True, "health_interval": None, **options}
+        self.store = self.again()
+        self.backend = self.store.backend
+
+    def again(self) -> ReplicatedCheckpointStore:
+        return ReplicatedCheckpointStore(self.primary, self.secondary, **self.options)
+
+
+def test_the_queue_keeps_the_order_of_every_execution() -> None:
+    """Saves, messages, claims and deletions come over as they were made; nothing has to be repaired."""
+    pair = Pair()
+    with opened(pair.backend) as backend:
+        heads = {}
+        for n in range(20):
+            new = owned(f"x{n}")
+            created(backend, new)
+            heads[new.id] = new.head
+        for _ in range(10):
+            saves = [step(id, head) for id, head in heads.items()]
+            done(backend, *saves, *[send(save.id) for save in saves])
+            heads = {save.id: save.head for save in saves}
+        backend.claim(claim("you", ids=("x1",), dead=frozenset({"me"})))
+        done(backend, change("x2", heads["x2"], head_fields={"state": ExecutionState.FAILED, "owner": None}))
+        backend.delete(["x2"])
+        backend.register(Owner(id="me", life={}, remaining=0), 100.0)
+    assert_equal(pair.primary, pair.secondary)
+    assert pair.backend._mirror.copied == 0
+    assert pair.store.status().lag == 0
+
+
+def test_a_full_queue_makes_writers_wait() -> None:
+    """And nothing is dropped; `lag` says how much is not copied yet."""
+    pair = Pair(queue_limit=10)
+    with opened(pair.backend) as backend:
+        pair.secondary.open_gate.clear()
+        for n in range(10):
+            created(backend, create(f"x{n}"))
+        assert pair.store.status().lag == 10
+        started = threading.Event()
+
+        def one_more() -> None:
+            started.set()
+            created(backend, create("late"))
+
+        with beside(one_more, pair.secondary.open_gate) as waiting:
+            assert started.wait(PATIENCE)
+            assert not waiting.done()
+            assert pair.secondary.load("late") is None
+            pair.secondary.open_gate.set()
+            waiting.result(PATIENCE)
+    assert_equal(pair.primary, pair.secondary)
+
+
+def test_a_copy_that_fails_is_tried_again() -> None:
+    """Errors are counted, and the order stays."""
+    pair = Pair(strikes=1000)
+    with opened(pair.backend) as backend:
+        created(backend, create("a"))
+        pair.backend._lag.drain()
+        tries = threading.Semaphore(0)
+        pair.secondary.told = lambda call: tries.release() if call == "commit" else None
+        pair.secondary.down = True
+        done(backend, send("a"), send("a"), create("b"))
+        for _ in range(3):
+            assert tries.acquire(timeout=PATIENCE)
+        assert pair.store.status().errors >= 2
+        assert pair.store.status().lag == 3
+        pair.secondary.down = False
+    assert_equal(pair.primary, pair.secondary)
+
+
+def test_a_standby_that_stays_away_is_left_behind() -> None:
+    """Work goes on without it; what was queued comes over when it is back, with the rest."""
+    pair = Pair(strikes=2, queue_limit=5)
+    with opened(pair.backend) as backend:
+        created(backend, create("a", ExecutionState.FAILED))
+        pair.backend._lag.drain()
+        pair.secondary.down = True
+        for n in range(30):
+            created(backend, create(f"x{n}"))
+        backend.delete(["a"])
+        status = pair.store.status()
+        assert (status.active, status.standby, status.lag) == ("primary", "behind", 0)
+        assert status.errors >= 2
+        pair.secondary.down = False
+        backend.check()
+        assert pair.store.status().standby == "level"
+    assert_equal(pair.primary, pair.secondary)
+
+
+def test_failing_over_brings_the_queue_along() -> None:
+    """I13: while this process lives, not even the lag is lost."""
+    pair = Pair()
+    with opened(pair.backend) as backend:
+        new = owned("a")
+        created(backend, new)
+        pair.secondary.open_gate.clear()
+        saved = step("a", new.head)
+        done(backend, saved, send("a", key="k"), create("b"))
+        pair.primary.down = True
+        pair.secondary.open_gate.set()
+        assert backend.load("a").head == saved.head
+        assert done(backend, send("a", key="k"), step("a", saved.head)) == [1, None]
+        assert pair.store.status().active == "secondary"
+
+
+def test_what_only_the_old_primary_has_is_taken_back() -> None:
+    """The process died with its queue, the secondary went on. New executions come back, deleted ones do not."""
+    pair = Pair(failback_after=None)
+    with opened(pair.backend) as backend:
+        created(backend, create("old", ExecutionState.FAILED), create("both"))
+    pair.primary.inner.commit([create("never copied"), send("both", payload=b"lost")])
+    with opened(pair.again().backend) as backend:
+        pair.primary.down = True
+        assert backend.delete(["old"]) == [True]
+        done(backend, send("both", payload=b"kept"))
+        pair.primary.down = False
+        backend.check()
+        assert backend.load("never copied") is not None
+        assert backend.load("old") is None
+        assert [message.payload for message in backend.messages("both")] == [b"kept"]
+    assert_equal(pair.primary, pair.secondary)
+
+
+def test_what_was_queued_at_a_crash_is_copied_at_the_next_start() -> None:
+    """Deletions too: the active side rules."""
+    pair = Pair()
+    with opened(pair.backend) as backend:
+        created(backend, create("a", ExecutionState.FAILED), create("b"))
+    pair.primary.inner.commit([create("queued"), send("b")])
+    pair.primary.inner.delete(["a"])
+    again = pair.again()
+    with opened(again.backend) as backend:
+        backend.check()
+        assert pair.secondary.load("queued") is not None
+    assert_equal(pair.primary, pair.secondary)
+
+
+async def test_closing_drains_and_may_be_done_twice() -> None:
+    pair = Pair(queue_limit=1000)
+    async with pair.store as store:
+        pair.secondary.open_gate.clear()
+        for n in range(100):
+            await store.create(create(f"x{n}"))
+        await store.send("x1", signal())
+        assert store.status().lag == 101
+        threading.Timer(0.1, pair.secondary.open_gate.set).start()
+    assert_equal(pair.primary, pair.secondary)
+    await store.aclose()
+    pair.backend.close()
+    with pytest.raises(StoreUnavailableError):
+        await store.create(create("late"))

@@ -1,0 +1,173 @@
+"""Progress and the time left: from the live rate, from earlier runs, from this run's own steps; never invented."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from longrun import ExecutionState, MemoryCheckpointStore, Progress
+from longrun.eta import Forecast, Forecaster, Spread, Weights, forecast, spent, weights_of
+from longrun.stored import Boundary, Definition, Head, Save
+from longrun.testing import ManualClock
+from longrun.testing.samples import NOW, create, definition
+
+State = ExecutionState
+STEPS = ("one", "two", "three")
+
+
+def row(seq: int, step: int, seconds: float, kind: str = "step", began: float = 0.0) -> Boundary:
+    name = STEPS[step]
+    return Boundary(seq=seq, kind=kind, step=step, name=name, started=began, ended=began + seconds, next=step + 1)
+
+
+def learned(*seconds: float) -> Weights:
+    return weights_of([{(n, STEPS[n]): one for n, one in enumerate(seconds)}])
+
+
+def look(head: Head, weights: Weights = Weights(), own: Weights = Weights(), **options: Any) -> Forecast:  # noqa: B008 -- frozen
+    spread = Spread(3, STEPS, weights, own)
+    return forecast(_definition(), head, spread, NOW + 10, **options)
+
+
+def _definition() -> Definition:
+    return definition("a", steps=STEPS)
+
+
+def head(state: ExecutionState = State.RUNNING, **fields: Any) -> Head:
+    return Head(state=state, **({"seq": 2, "step": 1, "started": NOW, "updated": NOW} | fields))
+
+
+# --- what earlier runs teach ------------------------------------------------------------------------------------------
+
+
+def test_the_seconds_of_a_step_are_those_of_all_its_visits_and_of_its_sleeps() -> None:
+    rows = [
+        row(1, 0, 2.0),
+        row(2, 1, 3.0, "repeat", began=2.0),
+        row(3, 1, 5.0, "sleep", began=5.0),
+        row(4, 2, 1.0, "finish", began=70.0),
+    ]
+    assert spent(rows) == {(0, "one"): 2.0, (1, "two"): 8.0 + 60.0, (2, "three"): 1.0}
+
+
+def test_a_wait_for_a_signal_and_what_failed_do_not_count() -> None:
+    rows = [row(1, 0, 2.0, "wait"), row(2, 1, 99.0, "fail", began=50.0), row(3, 1, 4.0, began=200.0)]
+    assert spent(rows) == {(0, "one"): 2.0, (1, "two"): 4.0}
+
+
+def test_one_odd_run_does_not_spoil_the_rest() -> None:
+    runs: list[dict[tuple[int, str | None], float]] = [{(0, "one"): seconds} for seconds in (1.0, 1.2, 900.0)]
+    assert weights_of(runs).of(0, "one") == 1.2
+
+
+def test_a_step_that_has_moved_is_known_by_its_name() -> None:
+    weights = learned(1.0, 2.0, 3.0)
+    assert weights.of(0, "three") == 3.0
+    assert weights.of(7, "two") == 2.0
+    assert weights.of(7, "new") is None
+    assert weights.of(1) == 2.0, "a listing does not tell names"
+
+
+# --- forecasts --------------------------------------------------------------------------------------------------------
+
+
+def test_long_steps_weigh_more() -> None:
+    weights = learned(10.0, 80.0, 10.0)
+    assert look(head(), weights).fraction == pytest.approx(0.1)
+    assert look(head(done=50, of=100), weights).fraction == pytest.approx(0.5)
+    assert look(head()).fraction == pytest.approx(1 / 3), "without any knowledge all weigh the same"
+
+
+def test_the_live_rate_counts_before_history() -> None:
+    found = look(head(done=50, of=100), learned(10.0, 80.0, 10.0), rate=2.0)
+    assert (found.remaining, found.basis, found.rate) == (25.0 + 10.0, "rate", 2.0)
+
+
+def test_history_alone_counts_down() -> None:
+    found = look(head(), learned(10.0, 80.0, 10.0))
+    assert (found.remaining, found.basis) == (70.0 + 10.0, "history"), "ten of the eighty seconds have passed"
+    late = look(head(started=NOW - 500), learned(10.0, 80.0, 10.0))
+    assert late.remaining == 10.0
+    again = look(head(), learned(10.0, 80.0, 10.0), here=30.0)
+    assert again.remaining == 40.0 + 10.0, "thirty went into earlier visits"
+
+
+def test_the_first_run_learns_from_its_own_steps() -> None:
+    own = weights_of([{(0, "one"): 6.0}])
+    found = look(head(done=50, of=100), own=own)
+    assert found.remaining == pytest.approx(10.0 + 6.0), "half of the items in ten seconds; the next like the first"
+    assert look(head(started=NOW + 8), own=own).basis == "own"
+
+
+def test_nothing_is_invented() -> None:
+    assert look(head()).remaining is None
+    assert look(head(step=2, done=50, of=100, visit=3)).remaining == pytest.approx(10.0), (
+        "the last step tells of itself"
+    )
+    weights = learned(10.0, 80.0, 10.0)
+    for state in (State.PAUSED, State.BLOCKED):
+        assert look(head(state), weights).remaining is None
+    assert look(head(State.WAITING, signal="go", started=None), weights).remaining is None
+    assert look(head(State.FAILED), weights).remaining is None
+    assert look(head(State.COMPLETED, step=3, progress=1.0), weights).remaining == 0.0
+
+
+def test_a_sleep_and_a_back_off_are_waited_for() -> None:
+    weights = learned(10.0, 80.0, 10.0)
+    assert look(head(State.WAITING, due=NOW + 70, started=None), weights).remaining == 60.0 + 80.0 + 10.0
+    assert look(head(attempt=1, due=NOW + 15, started=NOW + 10), weights).remaining == 5.0 + 80.0 + 10.0
+
+
+def test_to_data_is_what_documents_hold() -> None:
+    assert Forecast(fraction=0.5, remaining=1.23456, rate=2.0, basis="rate").to_data() == {
+        "fraction": 0.5,
+        "remaining_seconds": 1.235,
+        "items_per_second": 2.0,
+        "basis": "rate",
+    }
+
+
+# --- with a store -----------------------------------------------------------------------------------------------------
+
+
+async def test_it_learns_from_completed_runs_of_the_same_workflow_in_the_store() -> None:
+    clock = ManualClock(NOW)
+    async with MemoryCheckpointStore(clock=clock) as store:
+        for id, workflow, seconds in (("old", "flow", 30.0), ("other", "else", 900.0)):
+            await store.create(create(id, State.COMPLETED, workflow=workflow))
+            rows = (row(2, 0, seconds), row(3, 1, seconds), row(4, 2, seconds, "finish"))
+            await store.save(
+                Save(id=id, head=Head(state=State.COMPLETED, revision=1, seq=4, updated=NOW), boundaries=rows)
+            )
+        forecaster = Forecaster(store, clock)
+        found = await forecaster.of(_definition(), head(seq=0))
+        assert (found.remaining, found.basis) == (60.0, "history")
+        clock.advance(10)
+        assert (await forecaster.of(_definition(), head(seq=0))).remaining == 50.0
+        assert forecaster.at_once(_definition(), head(seq=0)).remaining == 50.0
+
+
+async def test_the_rate_is_that_of_the_last_minute_and_of_this_visit() -> None:
+    clock = ManualClock(NOW)
+    async with MemoryCheckpointStore(clock=clock) as store:
+        forecaster = Forecaster(store, clock)
+        found = None
+        for n in range(0, 400, 10):
+            clock.advance(10.0)
+            done = sum(10.0 * (1.0 if m < 200 else 10.0) for m in range(0, n + 10, 10))
+            found = await forecaster.of(_definition(), head(seq=0), Progress(done=done, total=10_000))
+        assert found is not None
+        assert found.rate == pytest.approx(10.0)
+        fresh = await forecaster.of(_definition(), head(seq=0, visit=2, started=clock.now()), Progress(done=0, total=5))
+        assert fresh.rate is None
+
+
+async def test_it_forgets_what_nobody_asks_for_any_more() -> None:
+    """Memory is bounded by what is looked at (I16)."""
+    clock = ManualClock(NOW)
+    async with MemoryCheckpointStore(clock=clock) as store:
+        forecaster = Forecaster(store, clock)
+        for n in range(1200):
+            await forecaster.of(definition(f"run-{n}", workflow=f"flow-{n}"), head(seq=0))
+        assert len(forecaster._meters) == len(forecaster._known) == len(forecaster._learned) == 1000

@@ -1,0 +1,358 @@
+"""States: typed by the step that receives them, decoded anew, refused at once where they cannot be stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import anyio
+import pytest
+from attrs import define, frozen
+
+from longrun import (
+    ExecutionBlockedError,
+    ExecutionFailedError,
+    Executor,
+    Finish,
+    Goto,
+    MemoryCheckpointStore,
+    NotStorableError,
+    Repeat,
+    RetryPolicy,
+    Sleep,
+    StepContext,
+    StepRegistry,
+)
+from longrun.testing import ManualClock
+from tests.crashing import CrashableExecutor, crash
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@frozen
+class Item:
+    name: str
+    price: Decimal
+    colour: Colour
+
+
+@dataclasses.dataclass
+class Basket:
+    items: list[Item]
+    owner: UUID
+    note: str | None = None
+
+
+@define
+class Total:
+    amount: Decimal
+    when: datetime
+
+
+BASKET = Basket([Item("hat", Decimal("9.90"), Colour.RED)], UUID(int=7))
+
+
+@pytest.fixture
+def store() -> MemoryCheckpointStore:
+    return MemoryCheckpointStore()
+
+
+@pytest.fixture
+def registry() -> StepRegistry:
+    registry = StepRegistry()
+
+    @registry.step
+    async def add(state: Basket) -> Basket:
+        assert isinstance(state, Basket)
+        return dataclasses.replace(state, items=[*state.items, Item("tie", Decimal("1.00"), Colour.BLUE)])
+
+    @registry.step
+    async def sum_up(state: Basket) -> Total:
+        assert all(isinstance(item, Item) for item in state.items)
+        return Total(sum((item.price for item in state.items), Decimal(0)), datetime(2026, 1, 1, tzinfo=UTC))
+
+    registry.workflow("shop", [add, sum_up])
+    return registry
+
+
+TOTAL = Total(Decimal("10.90"), datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_classes_come_back_as_they_went(registry, store, strict):
+    async with Executor(registry, store=store, strict=strict) as executor:
+        run = await executor.start("shop", BASKET, id="a")
+        assert await run.result() == TOTAL
+        states = [checkpoint.state for checkpoint in await executor.history("a")]
+        assert states[0] == BASKET
+        assert states[-1] == TOTAL
+    async with Executor(registry, store=store) as another:
+        result = await (await another.handle("a")).result()
+        assert result == TOTAL
+        assert type(result) is Total
+    async with Executor(StepRegistry(), store=store) as stranger:
+        assert await (await stranger.handle("a")).result() == {
+            "amount": TOTAL.amount,
+            "when": TOTAL.when,
+        }
+
+
+async def test_stored_data_holds_no_class_names(registry, store):
+    """I15"""
+    async with Executor(registry, store=store) as executor:
+        await (await executor.start("shop", BASKET, id="a")).result()
+        loaded = await store.load("a")
+    stored = b"".join([loaded.boundary.data or b"", *loaded.blobs.values()])
+    for name in (b"Basket", b"Total", b"test_states", b"Item"):
+        assert name not in stored
+
+
+async def test_plain_states_keep_the_standard_types(store):
+    value = {
+        "when": datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
+        "day": date(2026, 1, 2),
+        "time": time(1, 2),
+        "span": timedelta(days=1, microseconds=5),
+        "id": UUID(int=5),
+        "sum": Decimal("1.10"),
+        "bytes": b"\0\xff",
+        "set": {1, 2},
+        "frozen": frozenset({"a"}),
+        "tuple": (1, (2, None)),
+        "path": Path("a/b"),
+        "keys": {1: "one", (2, 3): "pair", None: "none"},
+    }
+    registry = StepRegistry()
+
+    async def same(state: Any) -> Any:
+        assert state == value
+        return state
+
+    registry.workflow("same", [same, same])
+    async with Executor(registry, store=store, strict=True) as executor:
+        await (await executor.start("same", value, id="a")).result()
+        loaded = await (await executor.handle("a")).result()
+        assert loaded == value
+        assert type(loaded["tuple"]) is tuple
+
+
+async def test_a_resume_receives_a_state_decoded_anew(store):
+    registry = StepRegistry()
+    begun = anyio.Event()
+    seen = []
+
+    async def make(state: Any) -> dict[str, Any]:
+        return {"list": [1]}
+
+    async def change(state: dict[str, Any]) -> dict[str, Any]:
+        seen.append(list(state["list"]))
+        state["list"].append(2)
+        if len(seen) == 1:
+            begun.set()
+            await anyio.sleep_forever()
+        return state
+
+    registry.workflow("work", [make, change])
+    async with CrashableExecutor(registry, store=store) as dying:
+        await dying.start("work", id="a")
+        await begun.wait()
+        await crash(dying)
+    async with Executor(registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == {"list": [1, 2]}
+    assert seen == [[1], [1]]
+
+
+class Client:
+    """Something that no store can hold."""
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"client": Client()}, r"state\['client'\]"),
+        ({"a": [1, {"b": Client()}]}, r"state\['a'\]\[1\]\['b'\]"),
+        ({"call": print}, r"state\['call'\]"),
+    ],
+)
+async def test_a_state_that_cannot_be_stored_fails_its_step_at_once_and_names_the_path(store, value, path):
+    registry = StepRegistry()
+    calls = []
+
+    async def good(state: Any) -> dict[str, Any]:
+        return {"good": True}
+
+    @registry.step(retry=RetryPolicy(max_attempts=5, initial=0))
+    async def bad(state: Any) -> Any:
+        calls.append(1)
+        return value
+
+    async def never(state: Any) -> Any:
+        raise AssertionError
+
+    registry.workflow("work", [good, bad, never])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work", id="a")
+        with pytest.raises(ExecutionFailedError, match=path) as caught:
+            await run.result()
+        assert (caught.value.step, caught.value.attempt) == ("bad", 1)
+        assert len(calls) == 1
+        info = await run.info()
+        assert (info.state, info.current_step) == ("failed", 1)
+        assert [checkpoint.state for checkpoint in await executor.history("a")] == [None, {"good": True}]
+
+
+@pytest.mark.parametrize("how", ["goto", "repeat", "sleep", "finish", "return"])
+async def test_it_does_whatever_way_the_step_ends(store, how):
+    registry = StepRegistry()
+    bad = {"client": Client()}
+    ways: dict[str, Any] = {
+        "goto": Goto(0, bad),
+        "repeat": Repeat(bad),
+        "sleep": Sleep(1, bad),
+        "finish": Finish(bad),
+        "return": bad,
+    }
+
+    async def step(state: Any) -> Any:
+        return ways[how]
+
+    registry.workflow("work", [step])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work")
+        with pytest.raises(ExecutionFailedError, match=r"\['client'\]") as caught:
+            await run.result()
+        assert caught.value.attempt == 1
+
+
+async def test_a_class_instance_where_the_next_step_says_dict_is_refused(store):
+    registry = StepRegistry()
+
+    async def one(state: Any) -> Basket:
+        return BASKET
+
+    async def two(state: dict[str, Any]) -> dict[str, Any]:
+        raise AssertionError
+
+    registry.workflow("work", [one, two])
+    async with Executor(registry, store=store) as executor:
+        with pytest.raises(ExecutionFailedError, match="state cannot be stored"):
+            await (await executor.start("work")).result()
+
+
+async def test_a_first_state_that_cannot_be_stored_starts_nothing(registry, store):
+    async with Executor(registry, store=store) as executor:
+        for state in ({"a": 1}, None, BASKET.items):
+            with pytest.raises(NotStorableError, match="state"):
+                await executor.start("shop", state, id="a")
+        assert await executor.list() == []
+
+
+async def test_a_state_over_the_limit_fails_its_step_and_the_earlier_one_stays(store, monkeypatch):
+    monkeypatch.setattr("longrun.snapshot.Snapshots.__init__.__defaults__", (100_000,))
+    registry = StepRegistry()
+
+    async def small(state: Any) -> dict[str, Any]:
+        return {"keep": "x" * 20_000, "n": 1}
+
+    @registry.step(retry=RetryPolicy(max_attempts=1))
+    async def large(state: dict[str, Any]) -> dict[str, Any]:
+        if state["n"] == 2:
+            return {**state, "n": 3}
+        return {**state, "more": "y" * 200_000}
+
+    registry.workflow("work", [small, large])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work", id="a")
+        with pytest.raises(ExecutionFailedError, match="the limit is 100,000") as caught:
+            await run.result()
+        assert caught.value.step == "large"
+        assert (await executor.history("a"))[-1].state == {"keep": "x" * 20_000, "n": 1}
+        await run.retry(state={"keep": "x" * 20_000, "n": 2})
+        assert await run.result() == {"keep": "x" * 20_000, "n": 3}
+    async with Executor(registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == {"keep": "x" * 20_000, "n": 3}
+
+
+async def test_what_local_cannot_store_fails_the_attempt_and_nobody_else(store):
+    registry = StepRegistry()
+
+    @registry.step(retry=RetryPolicy(max_attempts=1))
+    async def bad(ctx: StepContext, state: Any) -> Any:
+        ctx.local["client"] = Client()
+        await ctx.checkpoint(force=True)
+
+    @registry.step
+    async def good(state: Any) -> str:
+        return "fine"
+
+    registry.workflow("bad", [bad])
+    registry.workflow("good", [good])
+    async with Executor(registry, store=store) as executor:
+        with pytest.raises(ExecutionFailedError, match=r"local\['client'\]"):
+            await (await executor.start("bad")).result()
+        assert await (await executor.start("good")).result() == "fine"
+
+
+async def test_a_result_behind_a_sleep_is_typed_too(store):
+    registry = StepRegistry()
+
+    async def last(state: Any) -> Total | Sleep:
+        return Sleep(5, TOTAL)
+
+    clock = ManualClock(autojump=True)
+    registry.workflow("work", [last])
+    async with Executor(registry, store=store, clock=clock) as executor:
+        run = await executor.start("work", id="a")
+        assert await run.result() == TOTAL
+    async with Executor(registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == TOTAL
+
+
+async def test_a_history_can_be_read_although_a_class_has_changed(registry, store):
+    async with Executor(registry, store=store) as executor:
+        await (await executor.start("shop", BASKET, id="a")).result()
+
+    changed = StepRegistry()
+
+    async def add(state: Total) -> Total:
+        return state
+
+    async def sum_up(state: Total) -> Total:
+        return state
+
+    changed.workflow("shop", [add, sum_up])
+    async with Executor(changed, store=store) as executor:
+        states = [checkpoint.state for checkpoint in await executor.history("a")]
+        assert states[0]["items"][0]["name"] == "hat"
+
+
+async def test_a_blocked_result_says_why(store):
+    registry = StepRegistry()
+
+    async def last(state: Any) -> Any:
+        return Sleep(3600, {"a": 1})
+
+    registry.workflow("work", [last])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work", id="a")
+        await run.wait("waiting")
+
+    typed = StepRegistry()
+
+    async def typed_last(state: Any) -> Total:
+        raise AssertionError
+
+    typed.register("last", typed_last)
+    typed.workflow("work", ["last"])
+    clock = ManualClock(start=datetime(2100, 1, 1, tzinfo=UTC).timestamp())
+    async with Executor(typed, store=store, clock=clock) as executor:
+        with pytest.raises(ExecutionBlockedError, match="does not fit"):
+            await (await executor.handle("a")).result()

@@ -1,0 +1,304 @@
+"""A store that fails in mid-run: results are kept and written later, no step runs again, nothing is acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from longrun import (
+    EventType,
+    ExecutionBlockedError,
+    Executor,
+    ExecutorConfig,
+    StepContext,
+    StepRegistry,
+    StoreUnavailableError,
+    TooLargeError,
+    WaitFor,
+)
+from longrun.stored import Save, Write
+from longrun.stores.base import Answer
+from longrun.stores.memory import MemoryBackend
+from longrun.stores.store import CheckpointStore
+
+
+class ShakyBackend(MemoryBackend):
+    """Fails the next `failures` commits that save something; if `applied`, after having made the changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 0
+        self.applied = False
+        self.saves: list[tuple[str, int]] = []
+        self.refuses: TooLargeError | None = None
+
+    def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        saves = [write for write in batch if isinstance(write, Save)]
+        if saves and self.failures > 0:
+            self.failures -= 1
+            if self.applied:
+                super().commit(batch)
+            raise StoreUnavailableError("shaky", "it is away")
+        if saves and len(saves) == len(batch) and self.refuses is not None:
+            refusal, self.refuses = self.refuses, None
+            return [refusal] * len(batch)
+        self.saves += [(save.id, save.head.revision) for save in saves]
+        return super().commit(batch)
+
+
+@pytest.fixture
+def backend() -> ShakyBackend:
+    return ShakyBackend()
+
+
+@pytest.fixture
+def store(backend: ShakyBackend) -> CheckpointStore:
+    return CheckpointStore(backend)
+
+
+class Steps:
+    def __init__(self, backend: ShakyBackend) -> None:
+        self.backend = backend
+        self.calls: list[int] = []
+        self.registry = StepRegistry()
+        self.registry.register("work", self.work)
+        self.registry.workflow("work", ["work"] * 4)
+        self.fail_at = 1
+        self.go = anyio.Event()
+        self.go.set()
+
+    async def work(self, ctx: StepContext, state: int) -> int:
+        self.calls.append(ctx.step_index)
+        await self.go.wait()
+        if ctx.step_index == self.fail_at and self.calls.count(self.fail_at) == 1:
+            self.backend.failures = 3
+        return state + 1
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("durability", ["step", "interval"])
+async def test_the_step_does_not_run_again_and_nothing_is_doubled(backend, store, applied, durability):
+    """I9, I10: also when the store had made the change and only its answer was lost."""
+    backend.applied = applied
+    steps = Steps(backend)
+    events: list[Any] = []
+    config = ExecutorConfig(durability=durability)
+    async with Executor(steps.registry, store=store, config=config, on_event=events.append) as executor:
+        run = await executor.start("work", 0, id="a")
+        assert await run.result() == 4
+        assert steps.calls == [0, 1, 2, 3]
+        assert [row.seq for row in await executor.steps("a")] == [1, 2, 3, 4, 5]
+    away = [event for event in events if event.type is EventType.STORE_UNAVAILABLE]
+    assert [event.attempt for event in away] == [1, 2, 3]
+    assert {event.execution_id for event in away} == {"a"}
+    assert "it is away" in str(away[0].error)
+
+
+async def test_nothing_is_acknowledged_meanwhile(backend, store):
+    """I10"""
+    steps = Steps(backend)
+    async with Executor(steps.registry, store=store) as executor:
+        stream = executor.events()
+        run = await executor.start("work", 0, id="a")
+        told: list[str] = []
+        async for event in stream:
+            told.append(event.type.value)
+            if event.type is EventType.STORE_UNAVAILABLE:
+                backend.failures = 10**9
+                assert (await run.info()).current_step == 1
+                assert steps.calls == [0, 1]
+                assert told.count("step_completed") == 1
+            if event.attempt >= 3 and event.type is EventType.STORE_UNAVAILABLE:
+                break
+        assert steps.calls == [0, 1]
+        assert (await run.info()).current_step == 1
+        backend.failures = 0
+        assert await run.result() == 4
+        async for event in stream:
+            told.append(event.type.value)
+            if event.type is EventType.EXECUTION_COMPLETED:
+                break
+        assert told.count("step_completed") == 4
+
+
+async def test_many_executions_wait_for_the_store_together(backend, store):
+    steps = Steps(backend)
+    steps.go = anyio.Event()
+    async with Executor(steps.registry, store=store) as executor:
+        runs = [await executor.start("work", n) for n in range(5)]
+        steps.go.set()
+        assert [await run.result() for run in runs] == [4, 5, 6, 7, 8]
+    assert sorted(steps.calls) == sorted([0, 1, 2, 3] * 5)
+
+
+async def test_progress_handed_over_while_the_store_is_away_keeps_its_order(backend, store):
+    registry = StepRegistry()
+
+    @registry.step
+    async def work(ctx: StepContext, state: Any) -> Any:
+        backend.failures = 2
+        for n in range(20):
+            ctx.local["n"] = n
+            await ctx.checkpoint()
+        backend.failures = 2
+        ctx.local["n"] = "forced"
+        await ctx.checkpoint(force=True)
+        return dict(ctx.local)
+
+    registry.workflow("work", [work])
+    config = ExecutorConfig(checkpoint_interval=0)
+    async with Executor(registry, store=store, config=config) as executor:
+        assert await (await executor.start("work", id="a")).result() == {"n": "forced"}
+    revisions = [revision for id, revision in backend.saves if id == "a"]
+    assert revisions == sorted(revisions)
+
+
+async def test_control_waits_for_the_store_and_then_takes_effect(backend, store):
+    registry = StepRegistry()
+    begun = anyio.Event()
+
+    @registry.step
+    async def work(state: Any) -> Any:
+        begun.set()
+        await anyio.sleep_forever()
+
+    registry.workflow("work", [work])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work", id="a")
+        await begun.wait()
+        backend.failures = 3
+        await run.cancel()
+        assert (await run.info()).state == "cancelled"
+    assert backend.failures == 0
+
+
+async def test_a_drain_with_a_store_that_stays_away_ends_and_the_next_start_resumes(backend, store, monkeypatch):
+    monkeypatch.setattr("longrun.crew.LAST_WORDS", 0.1)
+    registry = StepRegistry()
+    calls = []
+
+    @registry.step
+    async def one(state: int) -> int:
+        calls.append("one")
+        backend.failures = 10**9
+        return state + 1
+
+    @registry.step
+    async def two(state: int) -> int:
+        calls.append("two")
+        return state + 1
+
+    registry.workflow("work", [one, two])
+    async with Executor(registry, store=store, config=ExecutorConfig(drain_timeout=0.1)) as executor:
+        stream = executor.events()
+        await executor.start("work", 0, id="a")
+        async for event in stream:
+            if event.type is EventType.STORE_UNAVAILABLE:
+                break
+    backend.failures = 0
+    assert (await store.load("a")).head.step == 0
+    quiet = StepRegistry()
+
+    async def one_again(state: int) -> int:
+        calls.append("one")
+        return state + 1
+
+    quiet.register("one", one_again)
+    quiet.register("two", two)
+    quiet.workflow("work", ["one", "two"])
+    async with Executor(quiet, store=store) as executor:
+        assert await (await executor.handle("a")).result() == 2
+    assert calls == ["one", "one", "two"]
+
+
+async def test_a_write_that_is_refused_for_good_blocks_that_execution_alone(backend, store):
+    steps = Steps(backend)
+    steps.fail_at = -1
+    async with Executor(steps.registry, store=store) as executor:
+        backend.refuses = TooLargeError("a record", 10, 5)
+        run = await executor.start("work", 0, id="a")
+        with pytest.raises(ExecutionBlockedError, match="the limit is 5"):
+            await run.result()
+        assert await (await executor.start("work", 0, id="b")).result() == 4
+        await run.resume()
+        assert await run.result() == 4
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_a_claim_whose_answer_is_lost_is_looked_for(backend, store, applied):
+    """I9: it may be ours by now, and nobody else may take it."""
+    steps = Steps(backend)
+    steps.fail_at = -1
+    async with Executor(steps.registry, store=store) as executor:
+        await executor.submit("work", 0, id="a")
+        claim = backend.claim
+        lost: list[int] = []
+
+        def deaf(request: Any) -> Any:
+            if request.ids == ("a",) and not lost:
+                lost.append(1)
+                if applied:
+                    claim(request)
+                raise StoreUnavailableError("shaky", "the answer was lost")
+            return claim(request)
+
+        backend.claim = deaf
+        with pytest.raises(StoreUnavailableError):
+            await executor.start("work", 0, id="a")
+        if not applied:
+            await executor.start("work", 0, id="a")
+        assert await (await executor.handle("a")).result() == 4
+    assert steps.calls == [0, 1, 2, 3]
+
+
+async def test_a_sweep_that_fails_is_made_again(backend, store):
+    registry = StepRegistry()
+
+    async def ask(state: Any) -> WaitFor:
+        return WaitFor("go", state)
+
+    registry.workflow("ask", [ask])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("ask", 5)
+        await run.wait("waiting")
+        pending: Any = backend.pending
+        failures = [1, 1, 1]
+
+        def away(owner: str) -> Any:
+            if failures:
+                failures.pop()
+                raise StoreUnavailableError("shaky", "it is away") if failures else ValueError("a defect")
+            return pending(owner)
+
+        backend.pending = away
+        await run.signal("go")
+        while failures:
+            executor.stir()
+            await store.ping()
+        executor.stir()
+        assert await run.result() == 5
+
+
+async def test_a_store_that_cannot_be_opened_lets_nobody_in():
+    class Closed(MemoryBackend):
+        def open(self) -> None:
+            raise StoreUnavailableError("closed", "no door")
+
+    with pytest.raises(StoreUnavailableError, match="no door"):
+        async with Executor(StepRegistry(), store=CheckpointStore(Closed())):
+            raise AssertionError
+
+
+async def test_a_store_that_fails_at_the_first_pass_lets_nobody_in_and_leaves_nothing(store, backend):
+    def away(query: Any) -> Any:
+        raise StoreUnavailableError("shaky", "it is away")
+
+    find, backend.find = backend.find, away
+    with pytest.raises(StoreUnavailableError, match="it is away"):
+        async with Executor(StepRegistry(), store=store):
+            raise AssertionError
+    backend.find = find
+    assert backend.owners() == []
