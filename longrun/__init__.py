@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from longrun.stores import MemoryCheckpointStore as MemoryCheckpointStore
     from longrun.stores import PostgresCheckpointStore as PostgresCheckpointStore
     from longrun.stores import RedisCheckpointStore as RedisCheckpointStore
+    from longrun.stores import ReplicatedCheckpointStore as ReplicatedCheckpointStore
     from longrun.stores import SQLAlchemyTaskStore as SQLAlchemyTaskStore
     from longrun.stores import SQLiteCheckpointStore as SQLiteCheckpointStore
     from longrun.stores import StoreBackend as StoreBackend
@@ -123,8 +124,8 @@ _NAMES = {
     "registry": "Finish Goto Repeat Sleep Step StepRegistry WaitFor Workflow",
     "stores": (
         "CheckpointStore FileCheckpointStore MemoryCheckpointStore PostgresCheckpointStore RedisCheckpointStore"
-        " SQLAlchemyTaskStore SQLiteCheckpointStore StoreBackend TaskCheckpointStore TaskRecord TaskStoreAdapter"
-        " open_store"
+        " ReplicatedCheckpointStore SQLAlchemyTaskStore SQLiteCheckpointStore StoreBackend TaskCheckpointStore"
+        " TaskRecord TaskStoreAdapter open_store"
     ),
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from longrun.stores.store import CheckpointStore
 
 State = ExecutionState
 SIGNAL_LIMIT = 1000
+COST_OF_A_LOOK = 0.0005
 LOOK_AGAIN = 1.0
 """How long to wait for a change before looking anyway, should a notification be lost."""
 
@@ -59,7 +61,8 @@ class ControlRoom(Desk, abc.ABC):
         self.closed = False
         """Whether it has been left: nobody is there any more to see to anything."""
         self.bus = Bus()
-        self._changed = anyio.Event()
+        self._changes: dict[str, anyio.Event] = {}
+        self._look_at = 0.0
 
     @property
     def known(self) -> StepRegistry | None:
@@ -162,7 +165,7 @@ class ControlRoom(Desk, abc.ABC):
     async def _effect(self, id: str, message: Message, since: int) -> None:
         """Wait until a request was obeyed. If nobody alive owns the execution, see to it here."""
         while True:
-            changed = self._changed
+            changed = self.change_of(id)
             if await self.obeyed_here(id, message):
                 return
             loaded = await self.store.load(id)
@@ -187,8 +190,8 @@ class ControlRoom(Desk, abc.ABC):
     async def until(self, id: str, states: frozenset[ExecutionState]) -> Loaded:
         """Wait until an execution is in one of `states`, or has ended."""
         while True:
-            changed = self._changed
-            loaded = await self.store.load(check_id(id))
+            changed = self.change_of(check_id(id))
+            loaded = await self.store.load(id)
             if loaded.head.state in states or loaded.head.state.finished:
                 return loaded
             await self.await_change(changed)
@@ -199,10 +202,24 @@ class ControlRoom(Desk, abc.ABC):
         with anyio.move_on_after(LOOK_AGAIN):
             await changed.wait()
 
-    def look(self) -> None:
-        """Something may have changed: let everybody who waits look."""
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+    def change_of(self, id: str) -> anyio.Event:
+        """Set when an execution may have changed. To be asked for before looking, so that no change is missed."""
+        return self._changes.setdefault(id, anyio.Event())
+
+    def look(self, id: str | None = None) -> None:
+        """An execution may have changed, or any: let who waits for it look. Where very many wait, and somebody else
+        changes one, they take turns with other work: each look is a read."""
+        if id is not None:
+            changed = self._changes.pop(id, None)
+            if changed is not None:
+                changed.set()
+            return
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + len(self._changes) * COST_OF_A_LOOK
+            changes, self._changes = self._changes, {}
+            for changed in changes.values():
+                changed.set()
 
     # what differs between an executor and a client
 
@@ -251,7 +268,7 @@ async def follow_rows(room: ControlRoom, id: str, after: int | None = None) -> A
         after = head.seq - head.state.finished
     seen = after
     while True:
-        changed = room._changed
+        changed = room.change_of(id)
         finished = (await room.store.load(id)).head.state.finished  # before the rows: the last of them must be seen
         rows = await room.store.boundaries(id, after=seen)
         for row in rows:

@@ -268,7 +268,7 @@ class Crew(Starting):
         runner.finish()
         emptied, self._emptied = self._emptied, anyio.Event()
         emptied.set()
-        self.look()
+        self.look(runner.id)
 
     def has(self, id: str) -> bool:
         """Whether an execution is owned here and looked after."""

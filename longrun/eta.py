@@ -212,19 +212,27 @@ class Forecaster:
         self._meters: OrderedDict[str, _Meter] = OrderedDict()
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
-    async def of(self, definition: Definition, head: Head, live: Progress | None = None) -> Forecast:
-        """The forecast of an execution; `live` is progress that is not stored yet."""
+    async def of(
+        self, definition: Definition, head: Head, live: Progress | None = None, *, own: bool = True
+    ) -> Forecast:
+        """The forecast of an execution; `live` is progress that is not stored yet. Without `own` this run's finished
+        steps are not looked at, which spares a long list a query each."""
+        if head.state.finished:
+            return self.at_once(definition, head)
         learned = await self.weights(definition.workflow)
         known = self._known.get(definition.id)
         if known is None or known.seq != head.seq or known.learned is not learned:
             after = max(0, head.seq - OWN_ROWS)
-            own = spent(await self._store.boundaries(definition.id, after=after, limit=OWN_ROWS))
-            spread = Spread(definition.total, definition.steps, learned, weights_of([own]))
-            _remember(self._known, definition.id, _Known(head.seq, own, spread, learned))
+            rows = await self._store.boundaries(definition.id, after=after, limit=OWN_ROWS) if own else []
+            seconds = spent(rows)
+            spread = Spread(definition.total, definition.steps, learned, weights_of([seconds]))
+            _remember(self._known, definition.id, _Known(head.seq, seconds, spread, learned))
         return self.at_once(definition, head, live)
 
     def at_once(self, definition: Definition, head: Head, live: Progress | None = None) -> Forecast:
         """The same from what is remembered, without asking the store: for whoever cannot wait."""
+        if head.state.finished:
+            return forecast(definition, head, Spread(0, (), Weights(), Weights()), self._clock.now())
         if live is not None:
             head = attrs.evolve(head, done=live.done, of=live.total, note=live.message)
         known = self._known.get(definition.id)

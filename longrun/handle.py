@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from longrun import views
-from longrun.desk import check_states
+from longrun.desk import UNCHANGED, check_states
 from longrun.errors import (
     ExecutionBlockedError,
     ExecutionCancelledError,
@@ -63,8 +63,8 @@ class ExecutionHandle:
     async def pause(self, *, hold: bool = False, interrupt: bool = False, timeout: float | None = None) -> None:
         await self._room.pause(self.id, hold=hold, interrupt=interrupt, timeout=timeout)
 
-    async def resume(self, *, timeout: float | None = None, **state: Any) -> None:
-        await self._room.resume(self.id, timeout=timeout, **state)
+    async def resume(self, *, state: Any = UNCHANGED, timeout: float | None = None) -> None:
+        await self._room.resume(self.id, state=state, timeout=timeout)
 
     async def cancel(self, reason: str | None = None, *, children: bool = False, timeout: float | None = None) -> None:
         await self._room.cancel(self.id, reason, children=children, timeout=timeout)
@@ -72,8 +72,8 @@ class ExecutionHandle:
     async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> None:
         await self._room.signal(self.id, name, payload, key=key)
 
-    async def retry(self, *, timeout: float | None = None, **state: Any) -> None:
-        await self._room.retry(self.id, timeout=timeout, **state)
+    async def retry(self, *, state: Any = UNCHANGED, timeout: float | None = None) -> None:
+        await self._room.retry(self.id, state=state, timeout=timeout)
 
     async def info(self) -> Execution:
         """What is known of it now."""

@@ -19,7 +19,7 @@ from longrun.errors import CodecError, LongrunError, RegistrationError, UnknownS
 from longrun.records import FINISHED, ExecutionState, ResumeReport
 from longrun.registry import AD_HOC
 from longrun.snapshot import decode_state
-from longrun.stored import Claim, Head, Loaded, Query, Stored
+from longrun.stored import Claim, Head, Loaded, Query, Save, Stored
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -178,6 +178,7 @@ class Sweeper:
                 await self._take(loaded, report)
         except CodecError as error:
             report.blocked[id] = str(error)
+            await self._set_aside(id, str(error))
             self._executor.log.error("execution.unreadable", execution=id, error_type=type(error).__name__)  # noqa: TRY400 -- a traceback may quote a state
 
     async def _take(self, loaded: Loaded, report: _Report) -> None:
@@ -321,9 +322,30 @@ class Sweeper:
         try:
             async with self._claiming:
                 page = await executor.store.find(Query(owner=executor.owner, states=UNFINISHED, limit=10_000))
-                lost = [stored.definition.id for stored in page if not executor.has(stored.definition.id)]
-                for loaded in await self._claim(tuple(lost), UNFINISHED, frozenset([executor.owner])):
-                    self._run(loaded)
+                for stored in page:
+                    if not executor.has(stored.definition.id):
+                        await self._find_one(stored)
         except BaseException:
             self.unsure = True
             raise
+
+    async def _find_one(self, stored: Stored) -> None:
+        executor = self._executor
+        try:
+            for loaded in await self._claim((stored.definition.id,), UNFINISHED, frozenset([executor.owner])):
+                self._run(loaded)
+        except CodecError as error:
+            await self._set_aside(stored.definition.id, str(error))
+
+    async def _set_aside(self, id: str, reason: str) -> None:
+        """What was claimed and cannot be read is blocked by its head alone."""
+        store, owner = self._executor.store, self._executor.owner
+        for stored in await store.find(Query(owner=owner, states=UNFINISHED, limit=10_000)):
+            if stored.definition.id == id:
+                blocked = {
+                    "state": State.BLOCKED,
+                    "owner": None,
+                    "reason": reason,
+                    "revision": stored.head.revision + 1,
+                }
+                await store.save(Save(id=id, head=attrs.evolve(stored.head, **blocked)))

@@ -170,10 +170,10 @@ async def test_two_resumes_at_once_run_it_once(registry, store, gate):
         run = await executor.start("work", [])
         await gate.begun.wait()
         await run.pause(interrupt=True)
-        gate.go.set()
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
                 tasks.start_soon(run.resume)
+        gate.go.set()
         assert await run.result() == ["after"]
     assert gate.calls == 2
     assert [event.type for event in events].count("resumed") == 1

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -21,6 +26,7 @@ from longrun import (
 from longrun.testing import ManualClock
 from tests.crashing import CrashableExecutor, crash
 
+ROOT = Path(__file__).parent.parent
 NO_RESUME = ExecutorConfig(auto_resume=False)
 
 
@@ -160,7 +166,9 @@ async def test_the_sweep_takes_up_what_a_dying_process_leaves(store):
     program = Program()
     async with Executor(program.registry, store=store, clock=clock) as survivor:
         await left(store, "a", program=program)
-        clock.advance(5)
+        while (await survivor.get("a")).state != "completed":
+            clock.advance(5)
+            await survivor.sweeper.once()
         assert await (await survivor.handle("a")).result() == 3
 
 
@@ -269,4 +277,61 @@ async def test_one_that_cannot_be_read_does_not_stop_the_others(store):
         assert set(report.blocked) == {"b"}
         for id in "ac":
             assert await (await executor.handle(id)).result() == 3
+        info = await executor.get("b")
+        assert (info.state, info.owner) == ("blocked", None)
+        assert "checksum" in str(info.reason)
+        assert await (await executor.start("work", 5, id="d")).result() == 7
         backend.claim = claim
+        assert (await executor.auto_resume_all()).resumed == ("b",)
+        assert await (await executor.handle("b")).result() == 3
+
+
+PROGRAM = """
+    import sys
+    import anyio
+    from longrun import Executor, StepContext, StepRegistry
+
+    registry = StepRegistry()
+
+    @registry.step
+    async def first(state: int) -> int:
+        return state + 1
+
+    @registry.step
+    async def second(ctx: StepContext, state: int) -> int:
+        print("begun", flush=True)
+        await anyio.sleep_forever()
+
+    registry.workflow("work", [first, second])
+
+    async def main() -> None:
+        async with Executor(registry, store=sys.argv[1]) as executor:
+            await executor.start("work", 1, id="a")
+            await anyio.sleep_forever()
+
+    anyio.run(main)
+    """
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}/work.db", "file:{}/work"])
+async def test_a_living_executor_takes_up_what_a_killed_process_ran(tmp_path, url):
+    """I1, I2, I4: a real process and SIGKILL; the survivor sees the free lock, not the end of the lease."""
+    url = url.format(tmp_path)
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    program = Program()
+    program.go.set()
+    config = ExecutorConfig(heartbeat_interval=0.1)
+    async with Executor(program.registry, store=url, config=config) as survivor:
+        with subprocess.Popen(
+            [sys.executable, str(tmp_path / "program.py"), url],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            assert (await survivor.auto_resume_all()).resumed == ()
+            process.kill()
+        with anyio.fail_after(20):
+            assert await (await survivor.handle("a")).result() == 3
+    assert program.calls == ["second a"]

@@ -31,8 +31,13 @@ class Summary:
         return schema.summary(self.execution, self.forecast)
 
 
-async def summaries(found: Sequence[Stored], forecaster: Forecaster) -> list[Summary]:
-    return [await summary(one.definition, one.head, forecaster) for one in found]
+async def summaries(found: Sequence[Stored], forecaster: Forecaster, *, own: bool = False) -> list[Summary]:
+    """A page of executions; with `own`, each forecast looks at that run's own steps too."""
+    forecasts = [await forecaster.of(one.definition, one.head, own=own) for one in found]
+    return [
+        Summary(views.execution(one.definition, one.head), forecast)
+        for one, forecast in zip(found, forecasts, strict=True)
+    ]
 
 
 async def summary(definition: Definition, head: Head, forecaster: Forecaster, live: Progress | None = None) -> Summary:

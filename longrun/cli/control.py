@@ -15,7 +15,7 @@ from longrun.cli import _schema as schema
 from longrun.cli._connect import controlling, go, make_store, reading, value_argument
 from longrun.cli._errors import FAILED, OK, code_of, sentence
 from longrun.cli._options import Duration, filters, json_option, query_of, store_option
-from longrun.cli._text import clean, json_text, number_of, out, say
+from longrun.cli._text import clean, dim, json_text, number_of, out, say
 from longrun.errors import LongrunError
 from longrun.records import FINISHED, ExecutionState, check_id
 
@@ -40,6 +40,11 @@ class Verb:
     """In which it can be done: a filter chooses only among these."""
     act: Callable[[Client, str], Awaitable[None]] = field(repr=False)
     timeout: float | None = None
+    note: str = ""
+    """What happens next, for whoever reads it."""
+
+
+GOES_ON = "each goes on in the process that has it, else in the next worker, or with: longrun run APP WORKFLOW --id ID"
 
 
 def _choosing(function: F) -> F:
@@ -92,7 +97,7 @@ def resume_command(state: str | None, timeout: float, **chosen: Any) -> int:
     verb = Verb(
         name="resume", done="resumed", states=frozenset({State.PAUSED, State.BLOCKED}), act=act, timeout=timeout
     )
-    return _command(verb, chosen)
+    return _command(attrs.evolve(verb, note=GOES_ON), chosen)
 
 
 @click.command("cancel")
@@ -122,7 +127,7 @@ def retry_command(state: str | None, timeout: float, **chosen: Any) -> int:
         await client.retry(id, timeout=timeout, **more)
 
     verb = Verb(name="retry", done="to be retried", states=frozenset({State.FAILED}), act=act, timeout=timeout)
-    return _command(verb, chosen)
+    return _command(attrs.evolve(verb, note=GOES_ON), chosen)
 
 
 @click.command("delete")
@@ -218,6 +223,8 @@ def _told(verb: Verb, changes: dict[str, BaseException | None], as_json: bool) -
                 say(f"longrun: {sentence(error)}")
         if len(changes) != 1:
             say(f"{len(changes) - len(failures):,} {verb.done}" + (f", {len(failures):,} not" if failures else ""))
+        if verb.note and len(failures) < len(changes):
+            say(dim(verb.note))
     if not failures:
         return OK
     return code_of(failures[0]) or FAILED if len(changes) == 1 else FAILED

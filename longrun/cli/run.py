@@ -16,14 +16,14 @@ from longrun.cli import _schema as schema
 from longrun.cli import _summaries as rows
 from longrun.cli._bars import Bars, Lines, step_line
 from longrun.cli._connect import go, load_registry, make_store, value_argument
-from longrun.cli._errors import CTRL_C, FAILED, INTERRUPTED, OK
+from longrun.cli._errors import CTRL_C, FAILED, INTERRUPTED, OK, sentence
 from longrun.cli._follow import Follower, View
 from longrun.cli._options import Pair, json_option, loop_option, store_option
 from longrun.cli._settings import settings
 from longrun.cli._signals import Stop, draining
 from longrun.cli._text import clean, duration, hide_secrets, json_text, number_of, out, say, state_text
 from longrun.cli.worker import configure_logs, json_logs_option, log_option
-from longrun.errors import ConfigError
+from longrun.errors import ConfigError, StoreUnavailableError
 from longrun.eta import Forecaster
 from longrun.executor import Executor
 from longrun.records import ExecutionState, check_id
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 State = ExecutionState
 LOOKS = 0.125
 """Seconds between two looks of the bars."""
+STORE_AWAY = 2.0
 STOPPED = frozenset({State.PAUSED, State.BLOCKED})
 
 
@@ -194,7 +195,14 @@ async def _follow(executor: Executor, id: str, display: Lines, stop: Stop, known
     with follower.listening():
         while True:
             drained = stop.drained.is_set()
-            view = await follower.look()
+            try:
+                view = await follower.look()
+            except StoreUnavailableError as error:  # the executor goes on trying, and so do we
+                display.say(f"{sentence(error)}; trying again")
+                await anyio.sleep(STORE_AWAY)
+                if drained:
+                    raise
+                continue
             ran_here = ran_here or view.here
             display.update(view, await forecaster.of(view.definition, view.head, view.live))
             over = view.head.state.finished or view.head.state in STOPPED

@@ -64,7 +64,7 @@ class _View:
     async def look(self) -> tuple[list[rows.Summary], dict[ExecutionState, int]]:
         found = await self._desk.store.find(self._query)
         everywhere = attrs.evolve(self._query, states=None)
-        return await rows.summaries(found, self._forecaster), await self._desk.count(everywhere)
+        return await rows.summaries(found, self._forecaster, own=True), await self._desk.count(everywhere)
 
     async def show(self) -> None:
         raise NotImplementedError

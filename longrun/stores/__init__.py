@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from longrun.stores.memory import MemoryCheckpointStore as MemoryCheckpointStore
     from longrun.stores.postgres import PostgresCheckpointStore as PostgresCheckpointStore
     from longrun.stores.redis import RedisCheckpointStore as RedisCheckpointStore
+    from longrun.stores.replicated import DirectoryWitness as DirectoryWitness
+    from longrun.stores.replicated import ReplicatedCheckpointStore as ReplicatedCheckpointStore
+    from longrun.stores.replicated import StoreWitness as StoreWitness
     from longrun.stores.sqlalchemy_tasks import SQLAlchemyTaskStore as SQLAlchemyTaskStore
     from longrun.stores.sqlite import SQLiteCheckpointStore as SQLiteCheckpointStore
     from longrun.stores.store import CheckpointStore as CheckpointStore
@@ -32,6 +35,9 @@ WHERE = {
     "SQLiteCheckpointStore": "sqlite",
     "PostgresCheckpointStore": "postgres",
     "RedisCheckpointStore": "redis",
+    "ReplicatedCheckpointStore": "replicated",
+    "DirectoryWitness": "replicated",
+    "StoreWitness": "replicated",
     "TaskCheckpointStore": "task",
     "TaskStoreAdapter": "task",
     "TaskRecord": "task",
@@ -70,7 +76,7 @@ def open_store(url: str, **options: Any) -> CheckpointStore:
 
 
 def _file_path(rest: str) -> str:
-    path = rest[2:] if rest.startswith("//") else rest
+    path = rest.removeprefix("//")
     if not path:
         raise StoreSettingsError("file", "the URL names no directory: file:DIR")
     return path

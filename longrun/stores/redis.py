@@ -17,7 +17,7 @@ from longrun.errors import ConfigError, CorruptDataError, NewerFormatError, Stor
 from longrun.logging import get_logger
 from longrun.records import ExecutionState
 from longrun.seal import Seal
-from longrun.stored import Boundary, Claim, Head, Loaded, Message, Owner, Query, Save, Stored, Write
+from longrun.stored import Boundary, Claim, Create, Definition, Head, Loaded, Message, Owner, Query, Save, Stored, Write
 from longrun.stores._redis import encode, wire
 from longrun.stores._redis.finding import Finder
 from longrun.stores._redis.link import Link, Options
@@ -105,11 +105,26 @@ class RedisBackend(StoreBackend):
 
     def commit(self, batch: Sequence[Write]) -> list[Answer]:
         found: list[Answer] = []
-        for chunk in encode.chunks(batch):
+        for chunk in encode.chunks(batch, self._renamed(batch)):
             number: str | int = "" if chunk.comparable else self._next()
             reply = self._link.repeated("commit", self._link.name, number, self._ttl, chunk.argument())
             found += encode.answers(chunk, reply, self._link.server.name)
         return found
+
+    def _renamed(self, batch: Sequence[Write]) -> dict[str, Definition]:
+        """The definitions of those whose steps are set by a save: rare, so that reading them first does not matter."""
+        found: dict[str, Definition] = {}
+        made = {write.id: write.definition for write in batch if isinstance(write, Create)}
+        for write in batch:
+            if isinstance(write, Save) and write.steps is not None:
+                definition = made.get(write.id) or self._definition(write.id)
+                if definition is not None:
+                    found[write.id] = attrs.evolve(definition, steps=write.steps, total=len(write.steps))
+        return found
+
+    def _definition(self, id: str) -> Definition | None:
+        value = self._link.read("HGET", self._link.base + b"x:" + id.encode(), "d")
+        return None if value is None else wire.definition_from(id, value)
 
     def _next(self) -> int:
         self._number += 1

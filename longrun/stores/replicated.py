@@ -32,8 +32,8 @@ class ReplicatedCheckpointStore(CheckpointStore):
 
     A store that comes back is not used as it is. Every new write reaches it first, then everything on the two is
     compared, and what differs is copied or deleted; `failback_after` seconds after it is level, the primary becomes
-    active again. Every change of parts has a generation number, which both stores keep: a store with an older one is refused
-    until it was brought up to date, also by a process that has just started.
+    active again. Every change of parts has a generation number, which both stores keep: a store with an older one is
+    refused until it was brought up to date, also by a process that has just started.
 
     **Who may decide.** Automatic failover needs a `witness`, which all processes share, or `single_process=True`, which
     says that nobody else uses the two stores. Without either, a dead primary makes calls fail until somebody calls
@@ -47,8 +47,8 @@ class ReplicatedCheckpointStore(CheckpointStore):
     - With `single_process=True`, a store that cannot be reached counts as dead. That is right only if it is true that
       nobody else writes; a second process that says the same is noticed within `health_interval`, not at once.
     - With neither, `failover()` is a statement by whoever calls it: that no process still writes to the old active
-      store, and that `status()` last showed the standby `level`. If either is wrong, two processes can both go on with one
-      execution, and acknowledged writes can be lost: across a failover by hand I3 is not promised.
+      store, and that `status()` last showed the standby `level`. If either is wrong, two processes can both go on with
+      one execution, and acknowledged writes can be lost: across a failover by hand I3 is not promised.
     - A process that starts while one store is away uses the other only if the witness says so, or if the stored
       record says that it was alone before. Otherwise it waits: the store that is away may be the newer one.
     - A store that is set back to an older copy of itself is noticed only if its generation is older too.

@@ -69,7 +69,7 @@ class _UntilDeath(Log):
             super()._log(method, level, event, fields)
 
 
-def _ignore(event: object) -> None:
+async def _ignore(event: object) -> None:
     pass
 
 

@@ -266,13 +266,14 @@ def expected_result(id: str) -> dict[str, Any]:
         "waits": {"slept": True, "signal": {"n": n}, "timed_out": True},
         "family": {"children": [n * 10 + 1, n * 10 + 11]},
         "leaf": {"leaf": n * 10 + 1},
+        "items": {"durable": n * sum(range(ITEMS))},
     }
     return {**state, **added[workflow_of(id)]}
 
 
 def expected_effects(id: str) -> set[str]:
     """Every effect that must have happened at least once."""
-    if workflow_of(id) == "loops":
+    if workflow_of(id) in ("loops", "items"):
         return {f"item/{n}" for n in range(ITEMS)}
     if workflow_of(id) == "calls":
         branches = {f"map:branch/{n}" for n in range(BRANCHES)}

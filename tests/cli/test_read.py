@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from pathlib import Path
 
 import anyio
@@ -12,7 +13,9 @@ import pytest
 
 from longrun import open_store
 from longrun.cli import _schema as schema
+from longrun.cli import doctor
 from longrun.stored import Owner
+from longrun.testing.samples import create
 from tests.cli.conftest import APP, call, finished, interrupted, prepare, read, submitted
 from tests.cli.sample_app import HOSTILE, Order
 
@@ -255,19 +258,51 @@ def test_doctor_finds_a_healthy_store_healthy(url: str) -> None:
     assert read("workers", "--store", url)["workers"] == [], "the probe is gone again"
 
 
-def test_doctor_finds_damage_open_doors_and_the_future(tmp_path: Path) -> None:
+def test_doctor_finds_damage(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     url = f"sqlite:///{path}"
     prepare(url, submitted("site", "a"))
-    path.chmod(0o644)
     with sqlite3.connect(path) as connection:
         connection.execute("INSERT INTO quarantine (execution, part, found, content) VALUES ('a', 'head', 0, 'x')")
     connection.close()
-    found = read("doctor", "--store", url)
-    checks = {one["name"]: one for one in found["checks"]}
+    checks = {one["name"]: one for one in read("doctor", "--store", url)["checks"]}
     assert checks["quarantine"]["status"] == "warn"
-    assert "1 damaged piece" in checks["quarantine"]["message"]
-    assert checks["permissions"]["status"] in ("warn", "ok")
+    assert "1 damaged piece kept" in checks["quarantine"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "status"),
+    [
+        ({"durable": True, "fsync": "on", "synchronous_commit": "on"}, "ok"),
+        ({"durable": False}, "warn"),
+        ({"fsync": "off"}, "fail"),
+        ({"synchronous_commit": "off"}, "fail"),
+        ({"full_page_writes": "off"}, "warn"),
+        ({"read_only": True}, "fail"),
+        ({"warnings": ["appendfsync is everysec"]}, "warn"),
+    ],
+)
+def test_doctor_knows_settings_that_lose_writes(facts: dict[str, object], status: str) -> None:
+    (check,) = [one for one in doctor._durability(facts) if one.name == "durable"]
+    assert check.status == status
+
+
+def test_doctor_looks_at_modes_and_space(tmp_path: Path) -> None:
+    for mode, status in ((0o700, "ok"), (0o755, "warn"), (0o770, "warn")):
+        tmp_path.chmod(mode)
+        assert [one.status for one in doctor._place({"directory": str(tmp_path)})] == [status]
+    assert [one.name for one in doctor._place({"free_bytes": 1000})] == ["space"]
+
+
+def test_doctor_sees_what_comes_from_the_future(url: str) -> None:
+    async def write() -> None:
+        async with open_store(url) as store:
+            await store.create(create("a", created=time.time() + 3600))
+
+    anyio.run(write)
+    checks = {one["name"]: one for one in read("doctor", "--store", url)["checks"]}
+    assert checks["clock"]["status"] == "warn"
+    assert "in the future" in checks["clock"]["message"]
 
 
 def test_doctor_finds_orphans_and_what_is_blocked(url: str) -> None:

@@ -88,6 +88,9 @@ def test_cancelled_and_blocked_are_1(url: str) -> None:
     prepare(url, submitted("site", "a"))
     call("cancel", "a", "--store", url)
     assert "∅ cancelled" in call("run", APP, "site", "--id", "a", "--store", url, code=1).stderr
+    prepare(url, interrupted("b"))
+    said = call("run", "tests.cli.sample_app:later", "site", "--id", "b", "--store", url, code=1).stderr
+    assert "⊘ blocked at step 2/3 crawl: no step named 'crawl'" in said
 
 
 def test_the_id_of_a_finished_run_gives_its_result_again(url: str) -> None:

@@ -46,7 +46,7 @@ async def boom(state: dict[str, Any]) -> dict[str, Any]:
 
 registry.workflow("job", [fetch, flaky, crawl])
 registry.workflow("bad", [boom])
-CONFIG = ExecutorConfig(max_retries=0, checkpoint_interval=0, heartbeat_interval=0.05, lease_ttl=30)
+CONFIG = ExecutorConfig(max_retries=0, checkpoint_interval=0, heartbeat_interval=0.05, lease_ttl=30, drain_timeout=0)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,19 +15,23 @@ from longrun.stores._replicated.term import RESERVED
 from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend
 from longrun.stores.memory import MemoryBackend
+from longrun.stores.replicated import ReplicatedCheckpointStore
 from longrun.stores.sqlite import SQLiteBackend
-from longrun.testing.conformance_base import PATIENCE, beside, created, done, opened, refused
+from longrun.testing.conformance_base import PATIENCE, beside, created, done, head_of, refused
+from longrun.testing.conformance_base import opened as _opened
 from longrun.testing.interposed import WRITES, InterposedBackend
 
 __all__ = [
-    "KINDS",
+    "PAIRS",
     "PATIENCE",
+    "Pair",
     "Switch",
     "assert_equal",
     "beside",
     "created",
     "done",
     "everything",
+    "head_of",
     "make",
     "opened",
     "refused",
@@ -79,13 +84,41 @@ class Switch(InterposedBackend):
             raise StoreUnavailableError(self.kind, "it is switched off" if self.down else "it is full")
 
 
-KINDS = ("memory", "file", "sqlite")
+PAIRS = [("memory", "memory"), ("sqlite", "file"), ("file", "sqlite")]
 
 
 def make(kind: str, path: Path) -> StoreBackend:
     if kind == "memory":
         return MemoryBackend()
     return FileBackend(path / "files") if kind == "file" else SQLiteBackend(path / "store.db")
+
+
+class Pair:
+    """Two stores that can be switched off, and the replicated store on them."""
+
+    def __init__(self, path: Path, kinds: tuple[str, str] = ("memory", "memory"), **options: Any) -> None:
+        self.primary = Switch(make(kinds[0], path / "primary"))
+        self.secondary = Switch(make(kinds[1], path / "secondary"))
+        self.options = {"single_process": True, "health_interval": None, **options}
+        self.store = self.again()
+
+    def again(self, **options: Any) -> ReplicatedCheckpointStore:
+        """Another store object on the same two."""
+        return ReplicatedCheckpointStore(self.primary, self.secondary, **{**self.options, **options})
+
+    @property
+    def backend(self) -> Any:
+        return self.store.backend
+
+    @property
+    def parts(self) -> tuple[str | None, str | None]:
+        status = self.store.status()
+        return status.active, status.standby
+
+
+def opened(backend: StoreBackend) -> AbstractContextManager[Any]:
+    """With all that the replicated backend has besides the contract."""
+    return _opened(backend)
 
 
 def everything(backend: StoreBackend) -> dict[str, Any]:

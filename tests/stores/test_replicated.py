@@ -1,54 +1,72 @@
-"""The replicated store keeps the contract, whatever two stores it is made of."""
+"""The replicated store keeps the contract, whatever two stores it is made of; and they are equal after every test."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from longrun.stores.file import FileCheckpointStore
-from longrun.stores.memory import MemoryCheckpointStore
-from longrun.stores.replicated import DirectoryWitness, ReplicatedCheckpointStore
-from longrun.stores.sqlite import SQLiteCheckpointStore
+from longrun.stores.base import StoreBackend
+from longrun.stores.memory import MemoryBackend
+from longrun.stores.replicated import DirectoryWitness, ReplicatedCheckpointStore, Witness
 from longrun.stores.store import CheckpointStore
 from longrun.testing import StoreConformance
+from tests.stores.replicated_tools import assert_equal, make, opened
 
 
-class TestTwoMemoryStores(StoreConformance):
+class Replicated(StoreConformance):
+    """Two stores and what is asked of them."""
+
+    kinds = ("sqlite", "sqlite")
+    health_interval: float | None = None
+
+    @pytest.fixture(autouse=True)
+    def equal_afterwards(self, tmp_path: Path) -> Iterator[None]:
+        """I13: whatever a test did, through however many store objects, both have it."""
+        for name in ("primary", "secondary"):
+            (tmp_path / name).mkdir()
+        self.path = tmp_path
+        yield
+        one, two = self.backends()
+        with opened(one), opened(two):
+            assert_equal(one, two)
+
+    def backends(self) -> tuple[StoreBackend, StoreBackend]:
+        return make(self.kinds[0], self.path / "primary"), make(self.kinds[1], self.path / "secondary")
+
+    def witness(self) -> Witness | None:
+        return None
+
+    def make_store(self) -> CheckpointStore:
+        return ReplicatedCheckpointStore(*self.backends(), witness=self.witness(), health_interval=self.health_interval)
+
+
+class TestTwoMemoryStores(Replicated):
     durable = False
 
-    def make_store(self) -> CheckpointStore:
-        self.pair = MemoryCheckpointStore(), MemoryCheckpointStore()
-        return self.second_store()
-
-    def second_store(self) -> CheckpointStore:
-        return ReplicatedCheckpointStore(*self.pair, health_interval=None)
-
-
-class TestTwoSQLiteStores(StoreConformance):
     @pytest.fixture(autouse=True)
-    def directory(self, tmp_path: Path) -> None:
-        self.path = tmp_path
+    def memory(self, equal_afterwards: None) -> None:
+        self.pair = MemoryBackend(), MemoryBackend()
 
-    def make_store(self) -> CheckpointStore:
-        return ReplicatedCheckpointStore(
-            SQLiteCheckpointStore(self.path / "primary.db"),
-            SQLiteCheckpointStore(self.path / "secondary.db"),
-            witness=DirectoryWitness(self.path / "witness"),
-            health_interval=None,
-        )
+    def backends(self) -> tuple[StoreBackend, StoreBackend]:
+        return self.pair
 
 
-class TestFilesAndSQLite(StoreConformance):
-    """Two kinds of store, with the thread that looks after them at work."""
+class TestTwoSQLiteStores(Replicated):
+    def witness(self) -> Witness | None:
+        return DirectoryWitness(self.path / "witness")
 
-    @pytest.fixture(autouse=True)
-    def directory(self, tmp_path: Path) -> None:
-        self.path = tmp_path
 
-    def make_store(self) -> CheckpointStore:
-        return ReplicatedCheckpointStore(
-            SQLiteCheckpointStore(self.path / "primary.db"),
-            FileCheckpointStore(self.path / "secondary"),
-            health_interval=0.05,
-        )
+class TestSQLiteAndFiles(Replicated):
+    """With the thread that looks after them at work."""
+
+    kinds = ("sqlite", "file")
+    health_interval = 0.05
+
+
+class TestFilesAndSQLite(Replicated):
+    kinds = ("file", "sqlite")
+
+
+del Replicated

@@ -18,7 +18,17 @@ from longrun.stores.memory import MemoryBackend, MemoryCheckpointStore
 from longrun.stores.replicated import DirectoryWitness, ReplicatedCheckpointStore, StoreWitness, Witness
 from longrun.stores.sqlite import SQLiteBackend
 from longrun.testing.samples import claim, create, owned, send, step
-from tests.stores.replicated_tools import PATIENCE, Switch, assert_equal, beside, created, done, opened, refused
+from tests.stores.replicated_tools import (
+    PATIENCE,
+    Switch,
+    assert_equal,
+    beside,
+    created,
+    done,
+    head_of,
+    opened,
+    refused,
+)
 
 
 class Unreachable:
@@ -87,6 +97,7 @@ def two(stores: tuple[StoreBackend, StoreBackend], tmp_path: Path) -> Any:
 def test_of_those_who_propose_a_term_one_wins(witness: Witness) -> None:
     """Whoever asks, however often: the same one."""
     witness.open()
+    winner = None
     for generation in range(1, 8):
         terms = [Term(generation=generation, pair="p", active="primary", standby="level", by=f"{n}") for n in range(8)]
         start = threading.Barrier(len(terms))
@@ -154,7 +165,7 @@ def test_the_others_follow(two: Two) -> None:
     assert one.parts == ("secondary", "behind")
     after = step("b", mine.head)
     done(other.backend, after, send("a"))
-    assert one.backend.load("b").head == after.head
+    assert head_of(one.backend, "b") == after.head
     assert len(one.backend.messages("a")) == 1
     other.backend.check()
     assert other.parts[0] == "secondary"

@@ -11,6 +11,8 @@ import os
 import threading
 import time
 
+import attrs
+
 from longrun.errors import CorruptDataError
 from longrun.stored import Head, Message
 from longrun.stores._file.contents import Mail
@@ -188,12 +190,14 @@ class Catalog:
             elif self.finished.get(entry.stem) is entry:
                 del self.finished[entry.stem]
 
-    def saved(self, journal: Journal, head: Head, mail: Mail) -> None:
+    def saved(self, journal: Journal, head: Head, mail: Mail, total: int | None = None) -> None:
         """This process wrote a journal that it owns. The caller holds the lock."""
         entry = self.entries.by_stem.get(journal.stem)
         if entry is None or entry.gen != journal.gen:
             return  # somebody took it over in this moment; the file was read again
         self.entries.saved(entry, head, mail)
+        if total is not None:
+            entry.definition = attrs.evolve(entry.definition, total=total)
         entry.mark = None
         if head.state.finished:
             self.finished[entry.stem] = entry

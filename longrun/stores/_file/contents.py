@@ -161,10 +161,17 @@ class Contents:
             self.strip(fields["keep_from"])
         for name in fields.get("drop_blobs", ()):
             self.blobs.pop(name, None)
+        if "steps" in fields:
+            self._name_steps(tuple(fields["steps"]))
         self.mail = mail_from(fields)
         if fields["head"]["state"] in CLEARED:
             self.entries.clear()
         self.staged_states, self.staged_blobs, self.staged_entries = {}, {}, {}
+
+    def _name_steps(self, steps: tuple[str, ...]) -> None:
+        self.steps = steps
+        if self.definition is not None:
+            self.definition = attrs.evolve(self.definition, total=len(steps))
 
     def _start_over(self, fields: dict[str, Any]) -> None:
         self.whole = True
@@ -342,6 +349,8 @@ def _add_rest(save: Save, mail: Mail, fields: dict[str, Any]) -> None:
         fields["keep_from"] = save.keep_from
     if save.drop_blobs:
         fields["drop_blobs"] = save.drop_blobs
+    if save.steps is not None:
+        fields["steps"] = save.steps
     if mail.upto or mail.more:
         fields["mail"] = mail.form
 

@@ -63,6 +63,8 @@ class _Append:
     saves: list[tuple[int, Save]] = attrs.field(factory=list)
     rings: bool = False
     size: int = 0
+    total: int | None = None
+    """How many steps there are, where a save of this batch names them."""
     error: LongrunError | _StaleError | None = None
 
 
@@ -249,6 +251,8 @@ class Writes:
         append.n += len(lines)
         append.head = head
         append.rings = append.rings or head.owner is None
+        if save.steps is not None:
+            append.total = len(save.steps)
 
     def _last_message(self, journal: Journal) -> int:
         if self.place.inbox.stat(f"{journal.stem}.jsonl") is None:
@@ -301,7 +305,7 @@ class Writes:
         journal.head, journal.mail, journal.n = head, append.mail, append.n
         journal.size += append.size
         journal.saves += len(append.saves)
-        self.catalog.saved(journal, head, append.mail)
+        self.catalog.saved(journal, head, append.mail, append.total)
         if journal.gen > 0 and journal.saves >= 2 and journal.saves - len(append.saves) < 2:
             self._over[journal.id] = Over(journal.id, journal.gen, journal.ino)
         if append.rings:

@@ -17,7 +17,7 @@ from longrun.errors import (
     SignalQueueFullError,
     WriteOrderError,
 )
-from longrun.stored import Boundary, Create, Head, Save, Send, Write
+from longrun.stored import EMPTY, Boundary, Create, Definition, Head, Save, Send, Write
 from longrun.stores._redis import wire
 from longrun.stores.base import Answer
 
@@ -64,11 +64,12 @@ class Chunk:
         return b"\xdd" + struct.pack(">I", self.count) + b"".join(self.parts)
 
 
-def chunks(batch: Sequence[Write]) -> Iterator[Chunk]:
+def chunks(batch: Sequence[Write], renamed: Mapping[str, Definition] = EMPTY) -> Iterator[Chunk]:
+    """`renamed` has the definitions, steps included, of those whose steps are set by a save of this batch."""
     chunk = Chunk()
     for write in batch:
         if isinstance(write, Save):
-            _save(chunk, write)
+            _save(chunk, write, renamed.get(write.id) if write.steps is not None else None)
         elif isinstance(write, Create):
             _create(chunk, write)
         else:
@@ -84,14 +85,14 @@ def chunks(batch: Sequence[Write]) -> Iterator[Chunk]:
 _STEP = _string(b"S") + _number(10)
 
 
-def _save(chunk: Chunk, save: Save) -> None:
+def _save(chunk: Chunk, save: Save, renamed: Definition | None) -> None:
     head, id = save.head, save.id.encode()
     control, packed = wire.control_bytes(id, head), wire.head_bytes(id, head)
     rows = save.boundaries
     keep = _NONE if save.keep_from is None else _number(save.keep_from)
-    rest = save.clear or save.put or save.blobs or save.take or save.drop or save.drop_blobs
+    rest = save.clear or save.put or save.blobs or save.take or save.drop or save.drop_blobs or renamed
     if len(rows) != 1 or rest or rows[0].data is None or head.owner is None or head.state.finished:
-        _save_any(chunk, save, [_string(id), _string(control), _string(packed), _ended(head), keep])
+        _save_any(chunk, save, [_string(id), _string(control), _string(packed), _ended(head), keep], renamed)
         return
     row, data = rows[0], rows[0].data
     state = _string(wire.framed(b"%b\0%d" % (id, row.seq), data))
@@ -103,7 +104,7 @@ def _save(chunk: Chunk, save: Save) -> None:
     chunk.size += len(state)
 
 
-def _save_any(chunk: Chunk, save: Save, strings: list[bytes]) -> None:
+def _save_any(chunk: Chunk, save: Save, strings: list[bytes], renamed: Definition | None) -> None:
     strings.append(_number(save.clear))
     strings += _boundaries(save.id.encode(), save.boundaries)
     strings += _framed(wire.blob_identity, save.id, save.blobs)
@@ -111,6 +112,10 @@ def _save_any(chunk: Chunk, save: Save, strings: list[bytes]) -> None:
     strings += _framed(wire.entry_identity, save.id, save.put)
     strings += (_number(len(save.take)), *map(_number, save.take))
     strings += _names(save.drop_blobs)
+    if renamed is None:
+        strings += (_NONE, _NONE)
+    else:
+        strings += (_string(wire.definition_bytes(renamed)), _string(wire.steps_bytes(renamed)))
     chunk.add(b"s", strings)
 
 

@@ -57,9 +57,10 @@ class ReplicatedBackend(ReadingBackend):
         try:
             here = made | _answers(active, part, [n for n in range(len(part)) if n not in made])
         except LostError as lost:
+            self._suspects |= {part[n].id for n in told}
             self._council.lost(lost)
             here = there
-        odd = [part[n].id for n in told if not alike(here[n], there[n])]
+        odd = [part[n].id for n in told if part[n].id in self._suspects or not alike(here[n], there[n])]
         if odd or self._council.active is not active:
             here = self._settled(active, odd or [write.id for write in part], here, there)
         return [here[n] for n in range(len(part))]
@@ -229,6 +230,7 @@ class ReplicatedBackend(ReadingBackend):
         active, standby = self._council.active, self._council.standby
         try:
             self._mirror.agree(active, standby, ids)
+            self._suspects.difference_update(ids)
         except LostError as lost:
             if lost.side is active:
                 raise

@@ -53,6 +53,14 @@ class Copier:
                     self._target, StoreUnavailableError(self._target.backend.kind, f"{id!r} cannot be made equal")
                 )
 
+    def adopt(self, id: str) -> None:
+        """Give the target what only the source has. What the target has by now is left alone."""
+        batches = self._batches(id)
+        if batches and self._target.write("commit", batches[0]) == [True]:
+            for batch in batches[1:]:
+                self._target.write("commit", batch)
+            self.copied += 1
+
     # comparing
 
     def _same(self, id: str) -> bool:
@@ -63,7 +71,7 @@ class Copier:
             self._log.warning("replica.unreadable", execution=id, side=self._source.name)
             return True  # the older copy is better than none, and a copy of nothing is none
         try:
-            return here == _seen(self._target, id)
+            return bool(here == _seen(self._target, id))
         except CorruptDataError:
             return False
 
@@ -92,13 +100,19 @@ class Copier:
     # making the copy
 
     def _place(self, id: str) -> None:
+        batches = self._batches(id)
+        for batch in batches:
+            self._target.write("commit", batch)
+        self.copied += bool(batches)
+
+    def _batches(self, id: str) -> list[list[Write]]:
+        """The writes that make a copy; none if there is nothing to copy."""
         whole = _picture(self._source, id)
         if whole is None:
-            return
+            return []
         loaded, rows, blobs = whole
-        for batch in _writes(loaded, rows, blobs, *self._source.read("sent", id)):
-            self._target.write("commit", batch)
-        self.copied += 1
+        last, keys = self._source.read("sent", id)
+        return _writes(loaded, rows, blobs, last, keys)
 
 
 def _seen(side: Side, id: str) -> Any:
@@ -156,16 +170,16 @@ def _writes(
     )
     oldest = loaded.kept[0][0] if loaded.kept else loaded.boundary.seq
     placeholder = first if first.data is not None else attrs.evolve(first, data=loaded.boundary.data)
-    create = Create(definition=loaded.definition, head=begin, boundary=placeholder, blobs=blobs)
+    new: Write = Create(definition=loaded.definition, head=begin, boundary=placeholder, blobs=blobs)
     taken = tuple(number for number in range(1, last + 1) if number not in waiting)
-    save = Save(
+    save: Write = Save(
         id=id, head=head, boundaries=tuple(more), put=loaded.entries, take=taken, keep_from=max(oldest, first.seq)
     )
     sends: list[Write] = [Send(id=id, message=message, limit=last + 1) for message in messages]
     # What ends takes its messages with it: those that wait all the same came after the end.
     late = len(waiting) if head.state in CLEARED else 0
     early = len(sends) - late
-    return [batch for batch in ([create], sends[:early], [save], sends[early:]) if batch]
+    return [batch for batch in ([new], sends[:early], [save], sends[early:]) if batch]
 
 
 def _messages(last: int, keys: Mapping[str, int], waiting: Mapping[int, Message]) -> list[Message]:

@@ -271,12 +271,14 @@ class Council:
         self._log.warning("replica.behind", side=self.standby.name, generation=self._ruling().generation)
 
     def hand_over(self, *, force: bool) -> None:
-        """By hand, or back to the primary: the standby becomes active."""
+        """By hand, or back to the primary: the standby becomes active, unless another process was faster."""
         if self.term is None:
             self._force(force)
             return
-        self.follow()
-        old, new = self.active, self.standby
+        new = self.standby
+        if self.follow() and new is self.active:
+            return
+        old = self.active
         if self._ruling().standby != LEVEL and not force:
             raise StoreUnavailableError(KIND, f"the {new.name} is {self._ruling().standby}, not level: it lacks data")
         stays = self._ruling().standby == LEVEL and old.answers()

@@ -45,6 +45,11 @@ class Mirror:
                 self.copied += copier.copied
                 self.unreadable |= copier.unreadable
 
+    def adopt(self, source: Side, target: Side, id: str) -> None:
+        """Give `target` what only `source` has."""
+        with self._repairing:
+            Copier(source, target, self._allowed).adopt(id)
+
     def writes(self, target: Side, batch: Sequence[Write], answers: Sequence[Answer]) -> list[str]:
         there = target.write("commit", batch)
         return [write.id for write, a, b in zip(batch, answers, there, strict=True) if not alike(a, b)]

@@ -51,6 +51,8 @@ class ReadingBackend(StoreBackend):
         self._recheck = False
         """The two sides must be compared, although the term says that they are level."""
         self._switching = False
+        self._suspects: set[str] = set()
+        """What the standby has and the active side refused to answer for: compared before it is written again."""
         self._log = get_logger(store=KIND)
         self.durable = primary.durable and secondary.durable
         self.fenced = primary.fenced and secondary.fenced

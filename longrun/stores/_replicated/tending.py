@@ -111,6 +111,9 @@ class TendedBackend(ReplicatedBackend):
                 self._look_at_active()
             if all(health) and self._due_to_join():
                 self._resync()
+            elif all(health) and self._suspects:
+                with self._at_the_gate():
+                    self._agree_again(list(self._suspects))
             self._look_back()
 
     def _look_at_active(self) -> None:
@@ -178,6 +181,7 @@ class TendedBackend(ReplicatedBackend):
                 council.propose(active.name, LEVEL, tail=False)
             forget(active, tombstones(active), self._clock.now())
         self._recheck = False
+        self._suspects.clear()
         self._log.info("replica.level", side=standby.name)
 
     def _leave_behind(self, standby: Side) -> None:
@@ -199,7 +203,7 @@ class TendedBackend(ReplicatedBackend):
                 raise StoreUnavailableError(self.kind, "it is closing")
             if ours is None and adopt and id not in gone:
                 with self._gate:
-                    self._mirror.agree(standby, active, [id])
+                    self._mirror.adopt(standby, active, id)
             elif not _equal(active, standby, ours, theirs):
                 self._make_equal(active, standby, id)
         with self._gate:

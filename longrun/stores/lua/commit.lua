@@ -39,7 +39,8 @@ local function put_boundaries(id, at)
 end
 
 -- Everything of a save but its head, control and one plain boundary.
--- From ARGV[at] on: keep_from or "", clear, boundaries, blobs, drop, put, take, drop_blobs.
+-- From ARGV[at] on: keep_from or "", clear, boundaries, blobs, drop, put, take, drop_blobs, and either two empty strings or
+-- the definition and the steps that a first runner gives it.
 local function apply_rest(id, at, owner)
   local keep, clear = ARGV[at], ARGV[at + 1]
   at = put_boundaries(id, at + 2)
@@ -53,7 +54,8 @@ local function apply_rest(id, at, owner)
     call('SREM', base .. 'i:mail:' .. owner, id)
   end
   if keep ~= '' then strip(id, tonumber(keep)) end
-  remove_each(base .. 'o:' .. id, at)
+  at = remove_each(base .. 'o:' .. id, at)
+  if ARGV[at] ~= '' then call('HSET', base .. 'x:' .. id, 'd', ARGV[at], 't', ARGV[at + 1]) end
 end
 
 -- The state, the owner or the moment to wake changed: so do the indexes.
