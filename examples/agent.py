@@ -2,13 +2,14 @@
 
     python examples/agent.py [DIRECTORY]
 
-`Repeat` makes every turn a checkpoint. Inside a turn, `ctx.once` keeps the answer of each model call: if the program dies
-between two calls of a turn, the first is not paid for again. The "model" here is a function that counts its calls.
+`Repeat` makes every turn a checkpoint. Inside a turn, `ctx.once` keeps the answer of each model call: if the program
+dies between two calls of a turn, the first is not paid for again. The "model" here counts its calls.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -30,8 +31,8 @@ class Conversation:
 
 async def ask_model(bill: str, prompt: str) -> str:
     """A paid call: each one adds a line to the bill."""
-    with Path(bill).open("a") as file:
-        file.write(prompt + "\n")
+    async with await anyio.open_file(bill, "a") as file:
+        await file.write(prompt + "\n")
     return f"answer to {prompt!r}"
 
 
@@ -57,4 +58,4 @@ async def main(directory: str = ".longrun") -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, *sys.argv[1:2])
+    anyio.run(partial(main, *sys.argv[1:2]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import anyio
@@ -49,4 +50,4 @@ async def main(directory: str = ".longrun") -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, *sys.argv[1:2])
+    anyio.run(partial(main, *sys.argv[1:2]))

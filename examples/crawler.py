@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 import urllib.request
+from functools import partial
 from typing import Any
 
 import anyio
@@ -80,4 +81,4 @@ async def main(directory: str = ".longrun") -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, *sys.argv[1:2])
+    anyio.run(partial(main, *sys.argv[1:2]))

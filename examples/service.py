@@ -5,8 +5,8 @@
     POST /jobs/ID            start a job          GET  /jobs/ID          where it is
     POST /jobs/ID/pause      pause it (held)      POST /jobs/ID/resume   go on
 
-The HTTP side is the standard library's server in a thread; it reaches the executor through anyio's portal. SIGTERM drains:
-running jobs come to a checkpoint, and the next start takes them up.
+The HTTP side is the standard library's server in a thread; it reaches the executor through anyio's portal. SIGTERM
+drains: running jobs come to a checkpoint, and the next start takes them up.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -87,7 +88,8 @@ def handler(executor: Executor, portal: BlockingPortal) -> type[http.server.Base
 
 
 async def main(directory: str = ".longrun", port: int | str = 8080) -> None:
-    async with Executor(registry, config=ExecutorConfig(checkpoint_dir=directory)) as executor, BlockingPortal() as portal:
+    config = ExecutorConfig(checkpoint_dir=directory)
+    async with Executor(registry, config=config) as executor, BlockingPortal() as portal:
         with http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), handler(executor, portal)) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             print(f"listening on http://127.0.0.1:{server.server_port}", flush=True)
@@ -96,4 +98,4 @@ async def main(directory: str = ".longrun", port: int | str = 8080) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, *sys.argv[1:3])
+    anyio.run(partial(main, *sys.argv[1:3]))

@@ -120,7 +120,7 @@ class Book:
         return Boundary(seq=head.seq + 1, kind=kind, **values)
 
     def _next(self, changes: dict[str, Any], revision: int) -> Head:
-        """Move on to the head after `changes`. Not with `attrs.evolve`: this is done for every step, and that is slow."""
+        """Move on to the head after `changes`; not with `attrs.evolve`, which is slow, and this is done every step."""
         values = self._values
         if "step" in changes:
             values["done"], values["of"], values["note"] = 0, None, None

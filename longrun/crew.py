@@ -345,10 +345,10 @@ class Crew(Starting):
         """Hand over what was captured and is due, show that it lives, and clear away what retention lets go."""
         config = self.config
         pace = max(0.02, min(config.checkpoint_interval / 2, config.heartbeat_interval / 2))
-        beat_at = self.clock.monotonic() + config.heartbeat_interval
-        clean_at = self.clock.monotonic() + config.retention.interval
+        now = self.clock.monotonic()
+        beat_at, clean_at = now + config.heartbeat_interval, now + config.retention.interval
         while True:
-            await self.clock.sleep(pace)
+            await self.clock.sleep(now + pace - self.clock.monotonic())
             now = self.clock.monotonic()
             beats = now >= beat_at
             for runner in list(self.runners.values()):

@@ -120,11 +120,11 @@ class ExecutionExistsError(ExecutionError):
         self.stored, self.asked = stored, asked
         super().__init__(
             execution_id,
-            f"execution {execution_id!r} exists already and belongs to workflow {stored!r}, not {asked!r}; use another id",
+            f"execution {execution_id!r} exists already, of workflow {stored!r} and not {asked!r}; use another id",
         )
 
 
-class _Ended(ExecutionError):
+class _EndedError(ExecutionError):
     """An execution that ended without a result: the step, the attempt, and the original error's text."""
 
     verb = "ended"
@@ -139,15 +139,15 @@ class _Ended(ExecutionError):
         super().__init__(execution_id, f"execution {execution_id!r} {self.verb}{where}{tries}{text}")
 
 
-class ExecutionFailedError(_Ended):
+class ExecutionFailedError(_EndedError):
     verb = "failed"
 
 
-class ExecutionCancelledError(_Ended):
+class ExecutionCancelledError(_EndedError):
     verb = "was cancelled"
 
 
-class ExecutionBlockedError(_Ended):
+class ExecutionBlockedError(_EndedError):
     verb = "is blocked"
 
 
@@ -298,5 +298,5 @@ def _known(names: tuple[str, ...]) -> str:
     return f"; there are {', '.join(map(repr, shown))}{more}"
 
 
-class StepInterrupted(BaseException):  # noqa: N818 -- like KeyboardInterrupt: not an error of the step
+class StepInterrupted(BaseException):
     """Unwinds a plain step whose attempt was stopped: raised by its context, and no `except Exception` catches it."""

@@ -71,16 +71,18 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         touched = 0.0
-        while True:
-            self._clock.block(self._nudge, self._interval)
-            if self._stopping.is_set():
+        now = self._clock.monotonic()
+        while not self._stopping.is_set():
+            wait = now + self._interval - self._clock.monotonic()
+            if wait > 0 and self._clock.block(self._nudge, wait):
                 return
+            now = self._clock.monotonic()
             touched += self._interval
             if touched >= TOUCH_EVERY:
                 touched = 0.0
                 self._lock.touch()
             try:
-                self._store.renew(self.owner.id, self._ttl, partial(self._renewed, self._clock.monotonic()))
+                self._store.renew(self.owner.id, self._ttl, partial(self._renewed, now))
             except LongrunError:
                 return  # the store is closed
 

@@ -301,7 +301,7 @@ class Runner:
 
     @asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
-        """While the step waits for a child, another execution may run in its place: the child too, if both are suspects."""
+        """While the step waits for a child, another execution may run in its place: even the child of a suspect."""
         self._absences += 1
         self._leave_place()
         self._acquit()

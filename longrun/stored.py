@@ -24,8 +24,8 @@ from longrun.records import ExecutionState
 
 EMPTY: Mapping[str, Any] = {}
 
-record = define(kw_only=True)
-"""For what is built anew with every step. Nobody changes one; but to freeze it would double the price of making it."""
+# Head, Boundary and Save are built anew with every step. Nobody changes one; but to freeze it would double the price of
+# making it. (`define` is written out at each: type checkers do not follow another name for it.)
 
 
 @frozen(kw_only=True)
@@ -44,7 +44,7 @@ class Definition:
     created: float
 
 
-@record
+@define(kw_only=True)
 class Head:
     """Where an execution is. `fence` grows by one with every claim, `revision` by one with every write of its owner."""
 
@@ -82,7 +82,7 @@ class Head:
     note: str | None = field(default=None, repr=False)
 
 
-@record
+@define(kw_only=True)
 class Boundary:
     """One checkpoint: what ended, and where the execution stood after it."""
 
@@ -101,7 +101,7 @@ class Boundary:
     visit: int = 1
     iteration: int = 0
     data: bytes | None = field(default=None, repr=False)
-    """The state; None once retention has removed it, or where boundaries were coalesced and only the last one has it."""
+    """The state; None once retention has removed it, or where boundaries were coalesced and only the last has it."""
     blobs: tuple[str, ...] = ()
     """Names of the blobs that `data` refers to."""
     size: int = 0
@@ -163,7 +163,7 @@ class Create:
         return self.definition.id
 
 
-@record
+@define(kw_only=True)
 class Save:
     """What the owner of an execution changes, all of it or nothing.
 
@@ -187,7 +187,7 @@ class Save:
     """Boundaries before this number lose their state (not their row)."""
     drop_blobs: tuple[str, ...] = ()
     steps: tuple[str, ...] | None = None
-    """The steps of an execution that was submitted by the name of its workflow alone: set once, by who first runs it."""
+    """The steps of an execution that was submitted by its workflow's name alone: set once, by who first runs it."""
 
 
 @frozen(kw_only=True)

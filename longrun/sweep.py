@@ -234,22 +234,21 @@ class Sweeper:
         executor = self._executor
         while True:
             seconds = executor.config.heartbeat_interval
-            changed = executor.stirred
+            changed, began, now = executor.stirred, executor.clock.monotonic(), executor.clock.now()
             try:
                 taken = await self.once()
-                seconds = await self._until_due(seconds, taken)
+                seconds = await self._until_due(seconds, now, taken)
             except LongrunError as error:
                 executor.log.warning("sweep.failed", error_type=type(error).__name__)
             except Exception as error:  # a defect of ours must not take the executions along
                 executor.log.exception("sweep.defect", error_type=type(error).__name__)
             await executor.clock.breathe(SHORTEST)
-            await executor.clock.wait(changed, seconds)
+            await executor.clock.wait(changed, began + seconds - executor.clock.monotonic())
             if executor.stirred.is_set():
                 executor.stirred = anyio.Event()
 
-    async def _until_due(self, seconds: float, taken: int) -> float:
+    async def _until_due(self, seconds: float, now: float, taken: int) -> float:
         """How long to wait: until the next moment, or for a heartbeat if what is due is for others to take."""
-        now = self._executor.clock.now()
         due = await self._executor.store.next_due()
         moments = [due] if due is not None and (taken or due > now) else []
         if self._timers:

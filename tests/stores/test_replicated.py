@@ -58,15 +58,11 @@ class TestTwoSQLiteStores(Replicated):
         return DirectoryWitness(self.path / "witness")
 
 
-class TestSQLiteAndFiles(Replicated):
+class TestFilesAndSQLite(Replicated):
     """With the thread that looks after them at work."""
 
-    kinds = ("sqlite", "file")
-    health_interval = 0.05
-
-
-class TestFilesAndSQLite(Replicated):
     kinds = ("file", "sqlite")
+    health_interval = 0.05
 
 
 del Replicated
