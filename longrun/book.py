@@ -191,7 +191,15 @@ class Book:
 
     def submit(self, done: Callable[[Any], object]) -> None:
         """Hand over everything gathered so far, without waiting."""
-        save, told = self._build({"crashes": 0, "updated": self._clock.now()}, ())
+        self._hand_over({"crashes": 0}, (), done)
+
+    def take(self, numbers: tuple[int, ...], done: Callable[[Any], object]) -> None:
+        """Take messages that change nothing, without waiting."""
+        self._hand_over({}, numbers, done)
+
+    def _hand_over(self, changes: dict[str, Any], take: tuple[int, ...], done: Callable[[Any], object]) -> None:
+        changes["updated"] = self._clock.now()
+        save, told = self._build(changes, take)
 
         def saved(error: object) -> None:
             if error is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 import anyio
 
@@ -33,9 +34,9 @@ class Clock:
                 await event.wait()
         return event.is_set()
 
-    async def breathe(self, seconds: float) -> None:
-        """A breath for the machine, not a moment in an execution's life: real time, whatever clock this is."""
-        await anyio.sleep(seconds)
+    def busy(self) -> AbstractContextManager[None]:
+        """Enter it while looking what is due: a clock that jumps by itself stands still meanwhile."""
+        return nullcontext()
 
     def block(self, event: threading.Event, seconds: float) -> bool:
         """The same for a thread: block until `event` is set, at most `seconds`; True if it was."""

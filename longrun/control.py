@@ -38,6 +38,11 @@ def cancelling(messages: Mapping[int, Message]) -> bool:
     return any(m.kind == "cancel" for m in messages.values())
 
 
+def goes_on_anyway(orders: list[Message]) -> bool:
+    """Whether what was asked comes to nothing for an execution that runs: a second resume, a pause taken back."""
+    return bool(orders) and orders[-1].kind == "resume" and not any(message.kind == "cancel" for message in orders)
+
+
 def orders_in(messages: Mapping[int, Message]) -> list[Message]:
     """The control messages, in the order in which they were sent."""
     return [messages[number] for number in sorted(messages) if messages[number].kind != "signal"]
@@ -156,6 +161,16 @@ class Obedience:
         event = (EventType.EXECUTION_BLOCKED, {"error": reason})
         await book.cross(book.boundary("block", error=reason), changes, events=(event,), take=take)
         self._executor.log.warning("execution.blocked", execution=book.id, workflow=book.definition.workflow)
+
+    async def accept(self, damage: tuple[str, ...]) -> bool:
+        """Something stored was broken and an older checkpoint took its place: go on from there, and say so (I5)."""
+        reason = "; ".join(damage)
+        if self._executor.config.on_corruption == "block":
+            await self.block(reason)
+            return False
+        self._executor.log.warning("execution.damaged", execution=self._book.id)
+        await self._book.commit({"reason": reason})
+        return True
 
     async def release(self) -> None:
         """Give the lease back: whoever comes next goes on at once."""

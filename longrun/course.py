@@ -10,6 +10,7 @@ import random
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from longrun import codec
 from longrun.book import MISSING, Book
 from longrun.branches import describe
 from longrun.errors import (
@@ -24,7 +25,7 @@ from longrun.events import EventType
 from longrun.records import ExecutionState, RetryPolicy
 from longrun.registry import DIRECTIVES, Finish, Goto, Repeat, Sleep, Step, WaitFor
 from longrun.snapshot import Snapshot
-from longrun.stored import Boundary
+from longrun.stored import Boundary, Message
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -158,6 +159,26 @@ class Course:
         )
         await book.cross(boundary, changes, snapshot=snapshot, events=events)
         return False
+
+    async def wake(self, signal: Message | None) -> None:
+        """End a wait, with the signal that ended it or because its time has come; what the next step sees of it is kept
+        with its progress."""
+        book, head = self._book, self._book.head
+        if head.signal is not None:
+            payload = codec.decode(signal.payload or b"null", Any, path="signal") if signal else None
+            entry = codec.encode({"payload": payload, "timed_out": signal is None}, dict, path="signal")
+            book.ledger.record("wait", entry)
+        moved = {
+            "state": State.RUNNING,
+            "due": None,
+            "signal": None,
+            "hold": False,
+            "reason": None,
+            "started": self._executor.clock.now(),
+        }
+        data = {"signal": head.signal, "timed_out": head.signal is not None and signal is None}
+        take = () if signal is None else (signal.id,)
+        await book.commit(moved, take=take, events=((EventType.RESUMED, {"data": data}),))
 
     async def failed(self, step: Step, error: BaseException) -> bool:
         policy = step.retry or RetryPolicy(max_attempts=self._executor.config.max_retries + 1)

@@ -135,7 +135,7 @@ class Crew(Starting):
         try:
             await self._keeper.start()
         except BaseException:
-            self._lock.release()
+            self._lock.abandon()  # the registration may be on its way: who finds it must see that its owner is dead
             raise
 
     def check_signed_on(self) -> None:

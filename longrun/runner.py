@@ -16,7 +16,7 @@ import anyio.lowlevel
 from longrun import codec
 from longrun.attempt import Attempt, Outcome
 from longrun.book import MISSING, Book
-from longrun.control import Obedience, cancelling, orders_in, stops_at_once, was_waiting
+from longrun.control import Obedience, cancelling, goes_on_anyway, orders_in, stops_at_once, was_waiting
 from longrun.course import Course
 from longrun.errors import CodecError, LeaseLostError, RegistrationError, StepError, UnknownStepError
 from longrun.events import EventType
@@ -55,6 +55,7 @@ class Runner:
         self.checkpoint_interval = executor.save_interval
         self.taken: set[int] = set()
         """Messages that this runner has obeyed or consumed, durably."""
+        self._waved: set[int] = set()
         self.ended = anyio.Event()
         self._changed = anyio.Event()
         self._controls_only = controls_only
@@ -87,11 +88,32 @@ class Runner:
         for message in messages:
             if message.id not in self.taken:
                 self.inbox.setdefault(message.id, message)
-        if orders_in(self.inbox):
+        orders = orders_in(self.inbox)
+        if self._attempt is not None and goes_on_anyway(orders):
+            self._wave_through(orders)
+        elif orders:
             self.attention = True
-        if stops_at_once(self.inbox):
-            self.interrupt()
+            if stops_at_once(self.inbox):
+                self.interrupt()
         self._wake.set()
+
+    def _wave_through(self, orders: list[Message]) -> None:
+        """Take what changes nothing, without troubling the step in flight."""
+        numbers = tuple(message.id for message in orders if message.id not in self._waved)
+        self._waved.update(numbers)
+
+        def taken(error: object) -> None:
+            if error is None:
+                self._have_taken(numbers)
+
+        if numbers:
+            self.book.take(numbers, taken)
+
+    def _have_taken(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            self.inbox.pop(number, None)
+            self.taken.add(number)
+        self._changed.set()
 
     def drain(self) -> None:
         """The executor is leaving: stop at the next point."""
@@ -130,6 +152,8 @@ class Runner:
     async def obeyed(self, number: int) -> bool:
         """Wait until a message was obeyed; False if this runner does not have it or ends without obeying it."""
         while number in self.inbox and not self.ended.is_set():
+            if self._changed.is_set():
+                self._changed = anyio.Event()
             await self._changed.wait()
         return number in self.taken
 
@@ -155,7 +179,7 @@ class Runner:
 
     async def _take_up(self) -> bool:
         """Bring a claimed execution into `running`; False if it stays where it is."""
-        if self._damage and not await self._accept_damage():
+        if self._damage and not await self._obedience.accept(self._damage):
             return False
         if not await self._follow_orders():
             return False
@@ -246,11 +270,7 @@ class Runner:
         if not orders:
             return True
         goes_on = await self._obedience.obey(orders)
-        for message in orders:
-            del self.inbox[message.id]
-            self.taken.add(message.id)
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        self._have_taken(tuple(message.id for message in orders))
         return goes_on
 
     # places
@@ -392,15 +412,6 @@ class Runner:
             await self._executor.clock.wait(self._wake, left)
         return True
 
-    async def _accept_damage(self) -> bool:
-        reason = "; ".join(self._damage)
-        if self._executor.config.on_corruption == "block":
-            await self._obedience.block(reason)
-            return False
-        self._executor.log.warning("execution.damaged", execution=self.id)
-        await self.book.commit({"reason": reason})
-        return True
-
     async def _end(self) -> bool:
         try:
             return await self._course.complete_after_wait()
@@ -412,28 +423,13 @@ class Runner:
 
     async def _wake_up(self) -> bool:
         """A parked execution was claimed: move if its signal is here or its time has come, else park it again."""
-        book, head = self.book, self.head
+        head = self.head
         signal = self._signal(head.signal)
         if signal is None and (head.due is None or head.due > self._now()):
             return await self._rest()
-        if head.signal is not None:
-            payload = codec.decode(signal.payload or b"null", Any, path="signal") if signal else None
-            entry = codec.encode({"payload": payload, "timed_out": signal is None}, dict, path="signal")
-            book.ledger.record("wait", entry)
-        moved = {
-            "state": State.RUNNING,
-            "due": None,
-            "signal": None,
-            "hold": False,
-            "reason": None,
-            "started": self._now(),
-        }
-        data = {"signal": head.signal, "timed_out": head.signal is not None and signal is None}
-        take = () if signal is None else (signal.id,)
-        await book.commit(moved, take=take, events=((EventType.RESUMED, {"data": data}),))
+        await self._course.wake(signal)
         if signal is not None:
-            self.taken.add(signal.id)
-            del self.inbox[signal.id]
+            self._have_taken((signal.id,))
         return True
 
     async def _rest(self) -> bool:
@@ -454,7 +450,9 @@ class Runner:
     # what an attempt needs
 
     def stop_here(self) -> bool:
-        return bool(orders_in(self.inbox)) or self._executor.draining or self.book.outbox.lost is not None
+        orders = orders_in(self.inbox)
+        asked = bool(orders) and not goes_on_anyway(orders)
+        return asked or self._executor.draining or self.book.outbox.lost is not None
 
     @property
     def unsaved(self) -> bool:

@@ -233,19 +233,25 @@ class Sweeper:
         """Sweep whenever something changed, something is due, and every heartbeat."""
         executor = self._executor
         while True:
-            seconds = executor.config.heartbeat_interval
-            changed, began, now = executor.stirred, executor.clock.monotonic(), executor.clock.now()
-            try:
-                taken = await self.once()
-                seconds = await self._until_due(seconds, now, taken)
-            except LongrunError as error:
-                executor.log.warning("sweep.failed", error_type=type(error).__name__)
-            except Exception as error:  # a defect of ours must not take the executions along
-                executor.log.exception("sweep.defect", error_type=type(error).__name__)
-            await executor.clock.breathe(SHORTEST)
+            changed, began = executor.stirred, executor.clock.monotonic()
+            with executor.clock.busy():
+                seconds = await self._sweep()
+                await anyio.sleep(SHORTEST)  # a breath for the machine: real time, whatever the clock
             await executor.clock.wait(changed, began + seconds - executor.clock.monotonic())
             if executor.stirred.is_set():
                 executor.stirred = anyio.Event()
+
+    async def _sweep(self) -> float:
+        """One sweep; in how many seconds the next one is due, whatever happens."""
+        executor, now = self._executor, self._executor.clock.now()
+        try:
+            taken = await self.once()
+            return await self._until_due(executor.config.heartbeat_interval, now, taken)
+        except LongrunError as error:
+            executor.log.warning("sweep.failed", error_type=type(error).__name__)
+        except Exception as error:  # a defect of ours must not take the executions along
+            executor.log.exception("sweep.defect", error_type=type(error).__name__)
+        return executor.config.heartbeat_interval
 
     async def _until_due(self, seconds: float, now: float, taken: int) -> float:
         """How long to wait: until the next moment, or for a heartbeat if what is due is for others to take."""
@@ -341,10 +347,7 @@ class Sweeper:
         store, owner = self._executor.store, self._executor.owner
         for stored in await store.find(Query(owner=owner, states=UNFINISHED, limit=10_000)):
             if stored.definition.id == id:
-                blocked = {
-                    "state": State.BLOCKED,
-                    "owner": None,
-                    "reason": reason,
-                    "revision": stored.head.revision + 1,
-                }
-                await store.save(Save(id=id, head=attrs.evolve(stored.head, **blocked)))
+                head = attrs.evolve(
+                    stored.head, state=State.BLOCKED, owner=None, reason=reason, revision=stored.head.revision + 1
+                )
+                await store.save(Save(id=id, head=head))

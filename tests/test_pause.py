@@ -157,8 +157,7 @@ async def test_pause_and_resume_that_wait_together_leave_it_running(registry, st
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run.pause)
             await heard(executor, run.id)
-            tasks.start_soon(run.resume)
-            await heard(executor, run.id, 2)
+            await run.resume()
             gate.go.set()
         assert await run.result() == ["after"]
         assert [row.kind for row in await executor.steps(run.id)] == ["start", "step", "finish"]
@@ -178,6 +177,44 @@ async def test_two_resumes_at_once_run_it_once(registry, store, gate):
     assert gate.calls == 2
     assert [event.type for event in events].count("resumed") == 1
     assert "lease_lost" not in [event.type for event in events]
+
+
+async def test_resuming_what_runs_is_answered_at_once_and_does_not_trouble_the_step(registry, store, gate):
+    async with Executor(registry, store=store) as one, Executor(registry, store=store) as two:
+        run = await one.start("work", [], id="a")
+        await gate.begun.wait()
+        with anyio.fail_after(10):
+            await run.resume()
+            await two.resume("a")
+        gate.go.set()
+        assert await run.result() == ["after"]
+    assert gate.calls == 1
+
+
+async def test_a_pause_that_is_taken_back_in_time_does_not_trouble_the_step(store):
+    registry = StepRegistry()
+    begun, go, calls = anyio.Event(), anyio.Event(), []
+
+    @registry.step
+    async def work(ctx: StepContext, state: Any) -> str:
+        calls.append(1)
+        begun.set()
+        await go.wait()
+        await ctx.checkpoint()
+        return "done"
+
+    registry.workflow("work", [work])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work", id="a")
+        await begun.wait()
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run.pause)
+                await heard(executor, "a")
+                tasks.start_soon(run.resume)
+        go.set()
+        assert await run.result() == "done"
+    assert calls == [1]
 
 
 async def test_two_pauses_at_once_are_one_pause_and_hold_wins(registry, store, gate):

@@ -60,7 +60,7 @@ async def test_an_attempt_that_fails_is_repeated_after_the_back_off(registry, st
         assert (await run.info()).error is None
     assert [attempt for attempt, _, _ in moments] == [1, 2, 3, 4]
     for (_, moment, _), least in zip(moments, [0, 10, 40, 90], strict=True):
-        assert least <= moment < least + 1
+        assert moment >= least
     assert len({key for _, _, key in moments}) == 1
 
 

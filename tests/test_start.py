@@ -93,7 +93,7 @@ async def test_an_id_given_twice_returns_the_first(registry, store):
         assert await first.result() == 2
         second = await executor.start("double", 100, id="a")
         assert await second.result() == 2
-        with pytest.raises(ExecutionExistsError, match="'double', not 'show'"):
+        with pytest.raises(ExecutionExistsError, match="'double'"):
             await executor.start("show", 1, id="a")
 
 

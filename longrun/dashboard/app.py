@@ -6,7 +6,7 @@ Place in the life of an execution: beside it, at the edge.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -260,10 +260,11 @@ class DashboardApp:
         if not self.allow_control:
             raise HTTPException(403, "this dashboard only shows: start it with --allow-control, or allow_control=True")
         data = b""
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > BODY_LIMIT:
-                raise HTTPException(413, f"give at most {BODY_LIMIT:,} bytes")
+        async with aclosing(request.stream()) as chunks:  # left before its end, it is ended here
+            async for chunk in chunks:
+                data += chunk
+                if len(data) > BODY_LIMIT:
+                    raise HTTPException(413, f"give at most {BODY_LIMIT:,} bytes")
         return body_of(data)
 
 

@@ -38,7 +38,8 @@ HEADERS = {
 }
 
 ENTER = """<!doctype html><html lang="en"><meta charset="utf-8"><title>longrun</title>
-<meta http-equiv="refresh" content="0; url=./"><p><a href="./">Go on to the dashboard</a></p></html>"""
+<link rel="icon" href="static/icon.svg"><meta http-equiv="refresh" content="0; url=./">
+<p><a href="./">Go on to the dashboard</a></p></html>"""
 """The answer to the right token: a page of our own that goes on by itself. A redirect would still count as caused by
 whoever linked here, and the browser would keep the strict cookie back."""
 

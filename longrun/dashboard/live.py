@@ -6,11 +6,13 @@ Place in the life of an execution: while somebody watches.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import anyio
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Receive, Scope, Send
 
 from longrun.dashboard.wire import to_json
 from longrun.errors import ExecutionNotFoundError, LongrunError
@@ -27,11 +29,23 @@ PING = 15
 Look = Callable[[], Awaitable[dict[str, Any]]]
 
 
-def stream(store: CheckpointStore, look: Look, now: Callable[[], Any]) -> EventSourceResponse:
-    return EventSourceResponse(changes(store, look, now), ping=PING, sep="\n")
+class Stream(EventSourceResponse):
+    """Ends its events with itself, also when the browser leaves in the middle of one."""
+
+    def __init__(self, events: AsyncGenerator[ServerSentEvent, None]) -> None:
+        super().__init__(events, ping=PING)
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await super().__call__(scope, receive, send)
 
 
-async def changes(store: CheckpointStore, look: Look, now: Callable[[], Any]) -> AsyncIterator[ServerSentEvent]:
+def stream(store: CheckpointStore, look: Look, now: Callable[[], Any]) -> Stream:
+    return Stream(changes(store, look, now))
+
+
+async def changes(store: CheckpointStore, look: Look, now: Callable[[], Any]) -> AsyncGenerator[ServerSentEvent, None]:
     """An event whenever what `look` gives is another than before; `problem` while the store does not answer."""
     bell = Bell()
     unwatch = store.watch(bell.ring)
@@ -44,7 +58,7 @@ async def changes(store: CheckpointStore, look: Look, now: Callable[[], Any]) ->
             took = time.monotonic() - began
             if text != told:
                 told = text
-                yield ServerSentEvent(event=kind, data=f'{{"now": {to_json(now())}, {text[1:]}')
+                yield ServerSentEvent(event=kind, data=f'{{"now": {to_json(now())}, {text[1:]}', sep="\n")
             if kind == "gone":
                 return
             await anyio.sleep(max(SHORTEST, took * SHARE))

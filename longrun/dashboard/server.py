@@ -75,6 +75,7 @@ def _listen(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(place)
+            listener.listen(128)  # before the address is shown, so that it can be opened at once
         except OSError:
             listener.close()
             raise

@@ -233,9 +233,11 @@ class RedisBackend(StoreBackend):
 
     def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
         last = self._link.read("HGET", self._link.base + b"x:" + id.encode(), "m")
-        flat = self._link.read("ZRANGE", self._link.base + b"k:" + id.encode(), 0, -1, "WITHSCORES")
-        keys = {key.decode()[1:]: int(number) for key, number in wire.pairs(flat).items()}
-        return int(last or 0), keys
+        name = self._link.base + b"k:" + id.encode()
+        keys = self._link.read("ZRANGE", name, 0, -1)
+        numbers = self._link.read("ZMSCORE", name, *keys) if keys else ()
+        found = {key.decode()[1:]: int(float(n)) for key, n in zip(keys, numbers, strict=True) if n is not None}
+        return int(last or 0), found
 
     def pending(self, owner: str) -> list[str]:
         found = self._link.read("SMEMBERS", self._link.base + b"i:mail:" + wire.owner_name(owner))

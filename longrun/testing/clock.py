@@ -10,7 +10,8 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -40,7 +41,7 @@ class ManualClock(Clock):
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
         self._used = time.monotonic()
-        self._breathing = 0
+        self._busy = 0
         self._waking: set[int] = set()
         """Timers that have rung and whose task has not gone on yet: time stands still for them."""
 
@@ -87,13 +88,13 @@ class ManualClock(Clock):
             self._remove(timer)
         return event.is_set()
 
-    async def breathe(self, seconds: float) -> None:
-        """Real, and no time jumps meanwhile."""
-        self._breathing += 1
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        self._busy += 1
         try:
-            await super().breathe(seconds)
+            yield
         finally:
-            self._breathing -= 1
+            self._busy -= 1
             self._used = time.monotonic()
 
     def block(self, event: threading.Event, seconds: float) -> bool:
@@ -124,7 +125,7 @@ class ManualClock(Clock):
 
     def _jump(self) -> None:
         with self._lock:
-            busy = self._breathing or self._waking
+            busy = self._busy or self._waking
             if self._timers and not busy and time.monotonic() - self._used >= QUIET:
                 self._used = time.monotonic()
                 self._move(max(self._now, self._timers[0][0]))

@@ -29,7 +29,7 @@ from tests.campaign.outside import Outside
 T = TypeVar("T")
 TOLD = (EventType.CHECKPOINTED, EventType.EXECUTION_COMPLETED)
 DISK_CALLS = ("open", "write", "fdatasync", "fsync", "truncate", "rename", "link", "unlink", "mkdir", "lock")
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "checkpoint_interval": 0.005,
     "heartbeat_interval": 0.2,
     "lease_ttl": 30.0,

@@ -12,10 +12,12 @@ import contextvars
 import heapq
 import itertools
 import random
+import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+from unittest import mock
 
 import anyio
 
@@ -39,7 +41,12 @@ T = TypeVar("T")
 IDS = tuple(f"3-{workflow}" for workflow in ("items", "calls", "moves", "waits", "family"))
 LEASE = 5.0
 CONFIG = ExecutorConfig(checkpoint_interval=0.0, heartbeat_interval=1.0, lease_ttl=LEASE, max_crashes=10_000)
-TURNS = 2_000_000
+PAST = 1e-6
+"""Time jumps past a moment by more than the loop's own rounding."""
+NO_WORK = ("_deliver_cancellation", "_timeout")
+"""Callbacks of anyio's scopes that may come in every turn of the loop."""
+BEGIN = 1_700_000_000.0
+TURNS = 200_000
 """Turns of the loop after which a schedule counts as going on for ever."""
 
 worker_here: contextvars.ContextVar[Worker | None] = contextvars.ContextVar("worker_here", default=None)
@@ -49,12 +56,12 @@ class SimulatedClock(Clock):
     """Moves to the next timer when the simulation says so, and stands still otherwise."""
 
     def __init__(self) -> None:
-        self._now = 1_700_000_000.0
+        self._now = 0.0
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
 
     def now(self) -> float:
-        return self._now
+        return BEGIN + self._now
 
     def monotonic(self) -> float:
         return self._now
@@ -77,13 +84,42 @@ class SimulatedClock(Clock):
                     heapq.heapify(self._timers)
         return event.is_set()
 
-    def jump(self) -> bool:
-        """To the next moment that somebody waits for; False if nobody does."""
+    def jump(self, at_most: float | None) -> bool:
+        """To the next moment that somebody waits for, here or in the event loop; False if nobody does."""
+        if at_most is not None and (not self._timers or at_most <= self._timers[0][0]):
+            self._now = max(self._now, at_most) + PAST
+            return True
         if not self._timers:
             return False
-        self._now, _, ring = heapq.heappop(self._timers)
+        due, _, ring = heapq.heappop(self._timers)
+        self._now = max(self._now, due) + PAST
         ring()
         return True
+
+
+class Ordered(dict[Any, None]):
+    """A set that is walked in the order in which things came in, not in that of their addresses."""
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        super().__init__(dict.fromkeys(items))
+
+    def add(self, item: Any) -> None:
+        self[item] = None
+
+    def discard(self, item: Any) -> None:
+        self.pop(item, None)
+
+    def remove(self, item: Any) -> None:
+        del self[item]
+
+
+class Name(str):
+    """The name of an owner, with a place in a set that is the same in every process."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return zlib.crc32(self.encode())
 
 
 class Dice(Probe):
@@ -157,7 +193,7 @@ class SimulatedStore(CheckpointStore):
         self._writer = SimulatedWriter(simulation, backend, self._sealed)
         self._watcher = simulation  # type: ignore[assignment]  # it tells everybody of every change
 
-    async def open(self) -> SimulatedStore:  # type: ignore[override]
+    async def open(self) -> Self:
         self._writer.start()
         return self
 
@@ -209,7 +245,8 @@ class Worker(MortalExecutor):
         return self._probe
 
     async def _take_lease(self) -> None:
-        self._lock = LifeLock.acquire()
+        with mock.patch("longrun.life._owner_id", self._simulation.name_of(self.number)):
+            self._lock = LifeLock.acquire()
         self.owner = self._lock.life.owner
         self._keeper = SimulatedKeeper(
             self.store,
@@ -272,6 +309,9 @@ class Simulation:
 
     # what the workers use
 
+    def name_of(self, number: int) -> Callable[[str], str]:
+        return lambda host: Name(f"worker-{number}")
+
     def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
@@ -310,7 +350,11 @@ class Simulation:
     def run(self) -> list[str]:
         """Play the schedule to its end; what broke a promise."""
         work.tell_to(self.outside())  # type: ignore[arg-type]
-        asyncio.run(self._play())
+        with (
+            mock.patch("time.monotonic", self.clock.monotonic),
+            mock.patch("anyio._backends._asyncio.set", Ordered, create=True),
+        ):
+            asyncio.run(self._play())
         records = without_repeats([record for record in self.records if not record["kind"].startswith("stale")])
         return judge_records(records) + judge_store(records, self.backend)
 
@@ -322,7 +366,7 @@ class Simulation:
             await asyncio.sleep(0)
             if all(worker.done() for worker in workers):
                 break
-            if not loop._ready and not self.clock.jump():
+            if _is_idle(loop) and not self.clock.jump(loop._scheduled[0].when() if loop._scheduled else None):
                 raise AssertionError("everybody waits and nothing will ever happen")
         else:
             raise AssertionError("it goes on for ever")
@@ -367,18 +411,19 @@ def without_repeats(records: list[Record]) -> list[Record]:
     seen: dict[tuple[str, int, int], Record] = {}
     kept: list[Record] = []
     for record in records:
-        if record["kind"] == "ack":
-            if seen.setdefault((record["id"], record["fence"], record["revision"]), record) is not record:
-                first = seen[record["id"], record["fence"], record["revision"]]
-                kept += [] if first == record else [record]
-                continue
-        kept.append(record)
+        key = (record.get("id", ""), record.get("fence", 0), record.get("revision", 0))
+        if record["kind"] != "ack" or seen.setdefault(key, record) is record or seen[key] != record:
+            kept.append(record)
     return kept
+
+
+def _is_idle(loop: Any) -> bool:
+    """Whether nobody can go on. Scopes that were cancelled say so again in every turn until they are left; those with
+    a deadline that is only the loop's rounding away look again in every turn."""
+    return all(getattr(handle._callback, "__name__", "") in NO_WORK for handle in loop._ready)
 
 
 def _is_the_faults(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_is_the_faults(one) for one in error.exceptions)
     return isinstance(error, StoreUnavailableError) or only_crashes(error)
-
-

@@ -1,4 +1,4 @@
-"""Random flips, truncations and blanked ranges in every file of a file store: told, or harmless, and never misread (I5).
+"""Random flips, truncations and blanked ranges in the files of a store: told, or harmless, and never misread (I5).
 
 Fifty for each of the campaign's size. A flip that nothing tells of must leave everything as it was. A truncation may
 also leave what was stored before, since that is what a torn append looks like.
@@ -21,8 +21,8 @@ from longrun.stored import Loaded, Query
 from longrun.stores._file.disk import Disk
 from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend
-from longrun.testing.conformance_base import done, opened
 from longrun.testing.samples import boundary, change, create, owned, send, step
+from tests.stores.file_tools import done, opened
 
 EACH = 50
 IDS = ("runs", "parked", "ended", "claimed")
@@ -122,7 +122,9 @@ def look(backend: StoreBackend, id: str, before: Known, how: str) -> tuple[str, 
     if found.boundary not in states:
         faults.append(f"{id}: a checkpoint that was never stored: {found.boundary}")
     known_rows = {(row.seq, row.kind, row.step, row.name) for one in before.history for row in [one.boundary]}
-    faults += [f"{id}: a row that was never stored: {r}" for r in rows if (r.seq, r.kind, r.step, r.name) not in known_rows]
+    faults += [
+        f"{id}: a row that was never stored: {r}" for r in rows if (r.seq, r.kind, r.step, r.name) not in known_rows
+    ]
     if found.damage:
         return "told", faults
     if found == before.last:

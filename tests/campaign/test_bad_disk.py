@@ -27,7 +27,20 @@ from tests.campaign.program import CONFIG, Telling
 
 T = TypeVar("T")
 CODES = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-CALLS = ("open", "write", "pread", "fdatasync", "fsync", "truncate", "rename", "link", "unlink", "stat", "names", "chmod")
+CALLS = (
+    "open",
+    "write",
+    "pread",
+    "fdatasync",
+    "fsync",
+    "truncate",
+    "rename",
+    "link",
+    "unlink",
+    "stat",
+    "names",
+    "chmod",
+)
 SHARE = 5
 """One batch of workflows for so many of the campaign's size."""
 

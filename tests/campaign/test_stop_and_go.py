@@ -1,7 +1,7 @@
 """An owner that was stopped past its lease and goes on finds every write refused and its steps cut off (I3, I12).
 
-On files, SQLite and PostgreSQL it stops itself between two writes: one that stands still while it holds a lock of the store
-keeps everybody else waiting, which no lease can change. On Redis it is stopped from outside, wherever it is.
+On files, SQLite and PostgreSQL it stops itself between two writes: one that stands still while it holds a lock of the
+store keeps others waiting, which no lease can change. On Redis it is stopped from outside, wherever it is.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tests.cli.sample_app import config, registry
 
 ROOT = Path(__file__).parent.parent.parent
 APP = "tests.cli.sample_app:registry"
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,13 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from longrun.cli import _schema as schema
-from tests.cli.conftest import APP, call, environment, finished, interrupted, prepare, read, shown, submitted, until
+from tests.cli.conftest import APP, call, finished, interrupted, prepare, read, shown, submitted, until
 
 
 def states(url: str) -> dict[str, str]:
@@ -97,23 +96,31 @@ def test_some_may_fail_and_the_others_are_changed(url: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "code", "state"), [(b"y\n", 0, "cancelled"), (b"n\n", 1, "initialized"), (None, 130, "initialized")]
 )
-def test_a_terminal_is_asked(file_url: str, answer: bytes | None, code: int, state: str) -> None:
+def test_a_terminal_is_asked(
+    file_url: str, process: Callable[..., subprocess.Popen[str]], answer: bytes | None, code: int, state: str
+) -> None:
     prepare(file_url, submitted("site", "a"))
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "longrun", "cancel", "--workflow", "site", "--store", file_url]
-    asked = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment())
+    asked = process("cancel", "--workflow", "site", "--store", file_url, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     text = b""
-    while b"?" not in text:
+    while b"[y/N]" not in text:
         text += os.read(ours, 1000)
     assert b"cancel 1 execution? [y/N]" in text
     if answer is None:
-        asked.send_signal(signal.SIGINT)
+        until(lambda: _interrupted(asked), "it ends")
     else:
         os.write(ours, answer)
-    assert asked.wait(30) == code
+    assert asked.wait(60) == code
     os.close(ours)
     assert states(file_url) == {"a": state}
+
+
+def _interrupted(process: subprocess.Popen[str]) -> bool:
+    """Ctrl-C, again and again: one that comes just before Python begins to read a line is noticed only afterwards."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    return process.poll() is not None
 
 
 def test_signals_reach_what_waits(url: str, tmp_path: Path) -> None:
@@ -164,7 +171,7 @@ def test_a_running_execution_is_paused_and_resumed_in_its_own_process(
     until(lambda: (shown(url, "a").get("execution") or {}).get("owner"), "it runs")
     until(lambda: (shown(url, "a")["execution"]["step_progress"] or {}).get("done"), "it crawls")
     call("pause", "a", "--store", url)
-    said = run.communicate(timeout=30)[1]
+    said = run.communicate(timeout=60)[1]
     assert run.returncode == 4
     assert "paused at step 2/3 crawl, pages: from item" in said
     assert shown(url, "a")["execution"]["hold"] is True
@@ -176,5 +183,5 @@ def test_a_request_that_takes_too_long_stays(file_url: str, process: Callable[..
     assert "has not taken effect" in call("pause", "a", "--timeout", "0.2s", "--store", file_url, code=1).stderr
     assert [one["kind"] for one in shown(file_url, "a")["messages"]] == ["pause"]
     call("cancel", "a", "--store", file_url)
-    run.communicate(timeout=30)
+    run.communicate(timeout=60)
     assert run.returncode == 1

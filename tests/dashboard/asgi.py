@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -64,9 +64,14 @@ class Browser:
             await left.wait()
             return {"type": "http.disconnect"}
 
-        async with anyio.create_task_group() as tasks, sender, receiver:
-            tasks.start_soon(self._app, self._scope("GET", path, {}), receive, sender.send)
-            yield _events(receiver)
+        async def run() -> None:
+            async with sender:
+                await self._app(self._scope("GET", path, {}), receive, sender.send)
+
+        async with anyio.create_task_group() as tasks, receiver:
+            tasks.start_soon(run)
+            async with aclosing(_events(receiver)) as events:
+                yield events
             left.set()
             tasks.cancel_scope.cancel()
 
@@ -109,7 +114,7 @@ def _answer(sent: list[dict[str, Any]]) -> Answer:
     return Answer(start["status"], headers, b"".join(message.get("body", b"") for message in sent))
 
 
-async def _events(receiver: Any) -> AsyncIterator[tuple[str, Any]]:
+async def _events(receiver: Any) -> AsyncGenerator[tuple[str, Any], None]:
     text = ""
     async for message in receiver:
         text += message.get("body", b"").decode()

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from longrun import Executor, ExecutorConfig, StepContext, StepRegistry, WaitFor
+from longrun import ExecutionState, Executor, ExecutorConfig, StepContext, StepRegistry, WaitFor
 from longrun.dashboard import DashboardApp
 from longrun.stores.store import CheckpointStore
 from tests.dashboard.asgi import Browser
@@ -158,8 +158,8 @@ async def test_everything_a_filter_matches_is_changed_page_by_page(
         after, done, asked = answer["next"], done + answer["done"], asked + 1
     assert (done, asked) == (10, 3)
     counts = await store.count()
-    assert counts["paused"] == 20
-    assert counts["completed"] == 140
+    assert counts[ExecutionState.PAUSED] == 20
+    assert counts[ExecutionState.COMPLETED] == 140
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ import time
 from typing import Any
 from urllib.parse import urlencode
 
+import attrs
 import pytest
 
 from longrun.cli import _schema as schema
+from longrun.records import to_time
 from longrun.stores.store import CheckpointStore
 from tests.dashboard.asgi import Browser
 from tests.dashboard.samples import created, many
@@ -47,15 +49,9 @@ async def test_executions_are_filtered_by_state_workflow_queue_text_and_time(bro
     assert await ids(browser, text="run-1") == ["run-1"]
     assert await ids(browser, since=998.5 + time.time() - NOW) == ["run-3", "run-2"]
     assert await ids(browser, since=10) == []
-    middle = schema.time(schema_time(NOW - 998.5))
+    middle = schema.time(to_time(NOW - 998.5))
     assert await ids(browser, **{"from": middle}) == ["run-3", "run-2"]
     assert await ids(browser, to=middle) == ["run-1", "run-0"]
-
-
-def schema_time(seconds: float) -> Any:
-    from longrun.records import to_time
-
-    return to_time(seconds)
 
 
 @pytest.mark.usefixtures("some")
@@ -72,8 +68,9 @@ async def test_counts_are_those_of_all_states_whatever_state_is_chosen(browser: 
 
 async def test_pages_follow_each_other_without_gaps_or_repeats(browser: Browser, store: CheckpointStore) -> None:
     many(store, 25)
+    seen: list[str] = []
     for sort in ("-created", "created", "-duration", "workflow", "progress", "state", "-updated"):
-        seen: list[str] = []
+        seen = []
         after = ""
         while True:
             page = (await browser.get(f"/api/executions?limit=7&{urlencode({'sort': sort, 'after': after})}")).json()
@@ -139,8 +136,6 @@ async def test_a_filter_that_will_not_do_is_refused_with_a_sentence(browser: Bro
 
 
 async def test_progress_that_is_no_number_does_not_break_the_list(browser: Browser, store: CheckpointStore) -> None:
-    import attrs
-
     made = created("odd", state="waiting")
     await store.create(attrs.evolve(made, head=attrs.evolve(made.head, done=float("inf"), of=float("nan"))))
     answer = await browser.get("/api/executions")

@@ -15,7 +15,6 @@ from longrun.stores.store import CheckpointStore
 from tests.dashboard.asgi import Browser
 from tests.dashboard.samples import created, long_run
 
-
 pytestmark = pytest.mark.timeout(30)
 
 
@@ -52,7 +51,7 @@ async def test_what_did_not_change_is_not_told_and_changes_come_at_most_four_tim
 
     stream: Any = live.changes(Loud(), look, lambda: "now")  # type: ignore[arg-type]
     began = time.monotonic()
-    async for event in stream:
+    async for _ in stream:
         told.append(time.monotonic())
         assert ring is not None
         ring()

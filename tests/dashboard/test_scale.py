@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -26,7 +26,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("scale") / "large.db"
 
     async def fill() -> None:
@@ -35,7 +35,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             long_run(store, "long", STEPS)
 
     anyio.run(fill)
-    yield path
+    return path
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_a_count_that_took_long_is_kept_for_a_while(browser: Browser) -> N
     began = time.perf_counter()
     second = (await browser.get("/api/executions?text=customer+99")).json()
     assert second["counts"] == first["counts"]
-    assert first["total"] > 1000
+    assert first["total"] > 500
     assert time.perf_counter() - began < 0.5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
@@ -40,10 +41,17 @@ class Running:
         assert found is not None
         self.port, self.token = int(found[1]), found[2]
 
-    def ask(self, path: str, **headers: str) -> http.client.HTTPResponse:
-        self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        self.connection.request("GET", path, headers=headers)
-        return self.connection.getresponse()
+    @contextlib.contextmanager
+    def asking(self, path: str, **headers: str) -> Iterator[http.client.HTTPResponse]:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+            connection.request("GET", path, headers=headers)
+            with connection.getresponse() as answer:
+                yield answer
+
+    def ask(self, path: str, **headers: str) -> tuple[int, str]:
+        """The status of an answer, and the cookie it sets."""
+        with self.asking(path, **headers) as answer:
+            return answer.status, (answer.getheader("set-cookie") or "").split(";")[0]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
@@ -70,21 +78,19 @@ def running(directory: Path) -> Iterator[Running]:
 
 
 def test_it_prints_the_address_that_opens_it_and_needs_its_token(running: Running) -> None:
-    assert running.ask("/").status == 401
-    answer = running.ask(f"/?token={running.token}")
-    assert answer.status == 200
-    cookie = (answer.getheader("set-cookie") or "").split(";")[0]
-    assert running.ask("/api/overview", cookie=cookie).status == 200
-    assert running.ask("/api/overview", cookie=cookie, host="evil.example").status == 403
+    assert running.ask("/") == (401, "")
+    status, cookie = running.ask(f"/?token={running.token}")
+    assert status == 200
+    assert running.ask("/api/overview", cookie=cookie) == (200, "")
+    assert running.ask("/api/overview", cookie=cookie, host="evil.example") == (403, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_soon_after_it_is_told_to_with_a_stream_open(running: Running, number: int) -> None:
-    stream = running.ask("/api/live/executions", authorization=f"Bearer {running.token}")
-    assert stream.status == 200
-    assert stream.fp.readline().startswith(b"event: data")
-    assert running.stop(number) in (0, -number)
-    running.connection.close()
+    with running.asking("/api/live/executions", authorization=f"Bearer {running.token}") as stream:
+        assert stream.status == 200
+        assert stream.readline().startswith(b"event: data")
+        assert running.stop(number) in (0, -number)
 
 
 def test_restarted_on_the_same_port_it_takes_the_same_token(running: Running, directory: Path) -> None:
@@ -117,7 +123,7 @@ def test_a_token_that_others_could_read_or_plant_is_not_used(directory: Path, mo
         server.kept_token()
     path.unlink()
     path.symlink_to(directory / "elsewhere")
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="symbolic"):
         server.kept_token()
 
 

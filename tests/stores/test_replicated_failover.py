@@ -276,6 +276,26 @@ def test_a_full_disk_is_lost_after_some_strikes(quick: Callable[..., Pair]) -> N
         assert [row.seq for row in backend.boundaries("a")] == [1, 2]
 
 
+def test_what_only_the_standby_took_is_compared_before_it_is_written_again(quick: Callable[..., Pair]) -> None:
+    """I9: the owner may have more to say when it repeats a write whose outcome it does not know."""
+    pair = quick(strikes=10)
+    with opened(pair.backend) as backend:
+        new = owned("a")
+        created(backend, new)
+        pair.primary.full = True
+        with pytest.raises(StoreUnavailableError):
+            backend.commit([step("a", new.head, put={"e": b"1"}), send("a")])
+        pair.primary.full = False
+        done(backend, step("a", new.head, put={"e": b"2"}))
+        assert_equal(pair.primary, pair.secondary)
+        pair.primary.full = True
+        with pytest.raises(StoreUnavailableError):
+            backend.commit([send("a")])
+        pair.primary.full = False
+        backend.check()
+        assert_equal(pair.primary, pair.secondary)
+
+
 def test_an_old_primary_is_refused_by_its_generation(quick: Callable[..., Pair]) -> None:
     """I13: a new process finds both, and the primary is older."""
     pair = quick(failback_after=None)

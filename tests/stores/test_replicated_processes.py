@@ -187,6 +187,21 @@ def test_a_stale_claimer_gets_nothing_from_an_old_primary(two: Two) -> None:
     done(one.backend, step("a", saved.head))
 
 
+def test_a_stale_owner_is_refused_although_the_old_primary_takes_its_write(two: Two) -> None:
+    """I3: it was taken over at the secondary, and has not heard of the failover."""
+    one, other = two
+    new = owned("a", "two")
+    created(other.backend, new)
+    one.primary.down = True
+    (given,) = one.backend.claim(claim("one", dead=frozenset({"two"})))
+    refused(other.backend, step("a", new.head), LeaseLostError)
+    assert other.parts[0] == "secondary"
+    done(one.backend, step("a", given.head))
+    one.primary.down = False
+    one.backend.check()
+    assert_equal(one.primary, one.secondary)
+
+
 def test_of_two_halves_one_goes_on(two: Two) -> None:
     """I3: one reaches only the primary, the other only the secondary."""
     one, other = two

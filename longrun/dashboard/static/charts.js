@@ -74,7 +74,9 @@ function figure(title, words, buckets, top, parts, tell, legend) {
     }
     drawing.append(group);
   });
-  const edge = (n) => moment(buckets[n].start).replace(/:\d\d( |$)/, "$1");
+  const last = Date.parse(buckets.at(-1).start) - Date.parse(buckets[0].start);
+  const format = new Intl.DateTimeFormat(undefined, last > 86400e3 ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit" });
+  const edge = (n) => format.format(Date.parse(buckets[n].start));
   return h("figure", null, h("figcaption", null, h("b", null, title), h("span", { class: "soft" }, ` ${words}`)),
     h("div", { class: "plot" }, h("div", { class: "scale soft", "aria-hidden": "true" }, h("span", null, top), h("span", null, "0")), drawing),
     h("div", { class: "edges soft", "aria-hidden": "true" }, h("span", null, edge(0)), h("span", null, edge(Math.floor(buckets.length / 2))), h("span", null, "now")), legend);

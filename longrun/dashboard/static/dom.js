@@ -87,10 +87,11 @@ const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeSty
 export const moment = (time) => (time ? MOMENT.format(Date.parse(time)) : "–");
 
 // A time that goes on by itself: how long ago, how long still, or how long since.
+const steady = (length) => (length < 10 ? `${Math.max(0, Math.floor(length))} s` : duration(length));
 const WORDS = {
-  ago: (at) => `${duration(Math.max(0, now() - at))} ago`,
-  since: (at) => duration(Math.max(0, now() - at)),
-  until: (at) => (at > now() ? `in ${duration(at - now())}` : "now"),
+  ago: (at) => (now() - at < 1 ? "just now" : `${steady(now() - at)} ago`),
+  since: (at) => steady(now() - at),
+  until: (at) => (at > now() ? `in ${steady(at - now())}` : "now"),
 };
 export function clock(time, kind = "ago") {
   const at = seconds(time);

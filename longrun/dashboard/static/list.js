@@ -6,8 +6,8 @@ import { badge, clock, duration, FINISHED, h, keyed, number, patch, problem, sec
 
 const TIMES = [["", "any time"], ["3600", "last hour"], ["86400", "last 24 hours"], ["604800", "last 7 days"], ["custom", "between…"]];
 const COLUMNS = [
-  ["state", "State"], ["", "Execution"], ["progress", "Progress"], ["", "Left"],
-  ["created", "Started"], ["duration", "Took"], ["updated", "Last write"],
+  ["state", "State", "state"], ["", "Execution", "name"], ["progress", "Progress", "progress"], ["", "Left", "left"],
+  ["created", "Started", "started"], ["duration", "Took", "took"], ["updated", "Last write", "updated"],
 ];
 const BULK = ["pause", "resume", "cancel"];
 
@@ -161,19 +161,19 @@ class List {
 
   headers() {
     const sort = this.params.get("sort") || "-created";
-    const head = (key, title) => {
-      if (!key) return h("th", { scope: "col" }, title);
+    const head = (key, title, name) => {
+      if (!key) return h("th", { scope: "col", class: name }, title);
       const direction = sort === key ? "ascending" : sort === `-${key}` ? "descending" : null;
       const next = direction === "descending" ? key : `-${key}`;
-      return h("th", { scope: "col", "aria-sort": direction }, h("button", { type: "button", onclick: () => this.set({ sort: next === "-created" ? "" : next }) },
+      return h("th", { scope: "col", class: name, "aria-sort": direction }, h("button", { type: "button", onclick: () => this.set({ sort: next === "-created" ? "" : next }) },
         title, h("span", { "aria-hidden": "true" }, direction === "ascending" ? " ↑" : direction === "descending" ? " ↓" : "")));
     };
     const all = this.control ? h("th", { class: "tick" }, h("input", { type: "checkbox", "aria-label": "Choose all on this page", onchange: (event) => this.selectAll(event.target.checked) })) : null;
-    return [all, ...COLUMNS.map(([key, title]) => head(key, title))];
+    return [all, ...COLUMNS.map((column) => head(...column))];
   }
 
   row() {
-    const cells = ["state", "name", "progress", "left", "started", "took", "updated"].map((name) => h("td", { class: name }));
+    const cells = COLUMNS.map(([, , name]) => h("td", { class: name }));
     return h("tr", null, this.control ? h("td", { class: "tick" }) : null, cells);
   }
 
