@@ -6,6 +6,7 @@ Place in the life of an execution: start, and whenever somebody looks.
 from __future__ import annotations
 
 import builtins
+import secrets
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -154,7 +155,7 @@ class Desk:
         now = round(self.clock.now(), 6)
         return Head(
             state=state,
-            fence=1 if owner is not None else 0,
+            fence=random_start(),
             revision=1,
             owner=owner,
             seq=1,
@@ -162,6 +163,12 @@ class Desk:
             updated=now,
             due=due,
         )
+
+
+def random_start() -> int:
+    """Where an execution's fencing numbers begin. Were it always the same, an owner that slept through the deletion of
+    its execution and the creation of another one with the same id could be taken for the new one's owner."""
+    return secrets.randbits(48)
 
 
 def create(definition: Definition, head: Head, state: Any, annotation: Any, kind: str = "start") -> Create:

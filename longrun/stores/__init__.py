@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
 
 def open_store(url: str, **options: Any) -> CheckpointStore:
     """The store that a URL names. It is opened on entering it, or by whoever uses it."""
-    scheme, colon, rest = url.partition(":") if isinstance(url, str) else ("", "", "")
+    scheme, colon, rest = str(url).partition(":")
     if not colon:
         raise StoreSettingsError("checkpoint", f"a URL is needed, one of {', '.join(SCHEMES)}")
     store: CheckpointStore

@@ -6,6 +6,7 @@ cheap. The parent of all of them has one thread and no event loop, so that forki
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -145,6 +146,7 @@ class _Parent:
 
 def _be_a_child(main: Callable[[dict[str, Any]], int], settings: dict[str, Any]) -> None:
     code = CRASHED
+    faulthandler.register(signal.SIGUSR1)  # to see where one stands that does not go on
     try:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)  # the parent's output is for its answers

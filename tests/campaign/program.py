@@ -50,12 +50,12 @@ class Trap:
     def around(self, call: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
         mine = call in self._calls and self._falls()
         if mine and self._when == "before":
-            os.kill(os.getpid(), self._signal)
+            signal.pthread_kill(threading.get_ident(), self._signal)  # this very thread goes no further
         try:
             return function(*args, **options)
         finally:
             if mine:
-                os.kill(os.getpid(), self._signal)
+                signal.pthread_kill(threading.get_ident(), self._signal)  # this very thread goes no further
 
     def _falls(self) -> bool:
         with self._lock:
