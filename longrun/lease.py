@@ -91,7 +91,7 @@ class LeaseKeeper:
         it was renewed may have cost executions, although the store still knows its owner."""
         if isinstance(answer, LongrunError) or self._stopping.is_set():
             return
-        if answer is False or asked > self._held_until:
+        if answer is False or self._clock.monotonic() > self._held_until:
             self._loop.call_soon(self._lost)
         self._held_until = asked + self._ttl
 

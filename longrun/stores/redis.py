@@ -111,15 +111,15 @@ class RedisBackend(StoreBackend):
             found += encode.answers(chunk, reply, self._link.server.name)
         return found
 
-    def _renamed(self, batch: Sequence[Write]) -> dict[str, Definition]:
-        """The definitions of those whose steps are set by a save: rare, so that reading them first does not matter."""
-        found: dict[str, Definition] = {}
-        made = {write.id: write.definition for write in batch if isinstance(write, Create)}
-        for write in batch:
+    def _renamed(self, batch: Sequence[Write]) -> dict[int, Definition]:
+        """What saves that set steps make of definitions: rare, so that reading those first does not matter."""
+        found: dict[int, Definition] = {}
+        for place, write in enumerate(batch):
             if isinstance(write, Save) and write.steps is not None:
-                definition = made.get(write.id) or self._definition(write.id)
+                made = (one.definition for one in batch if isinstance(one, Create) and one.id == write.id)
+                definition = self._definition(write.id) or next(made, None)
                 if definition is not None:
-                    found[write.id] = attrs.evolve(definition, steps=write.steps, total=len(write.steps))
+                    found[place] = attrs.evolve(definition, steps=write.steps, total=len(write.steps))
         return found
 
     def _definition(self, id: str) -> Definition | None:

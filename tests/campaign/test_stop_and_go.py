@@ -14,9 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import redis
 
+from longrun import MemoryCheckpointStore
+from longrun.lease import LeaseKeeper
+from longrun.life import LifeLock
+from longrun.testing import ManualClock
 from tests.campaign import duel
 from tests.campaign.forks import Forks
 from tests.campaign.outside import Record, read
@@ -134,3 +139,26 @@ def until(ledger: Path, true: Callable[[list[Record]], bool], what: str) -> None
         if time.monotonic() > deadline:
             pytest.fail(f"waited in vain: {what}\n" + "\n".join(map(str, read(ledger)[-20:])))
         time.sleep(0.005)
+
+
+async def test_a_renewal_that_came_too_late_is_not_trusted() -> None:
+    """I3: it was asked for in time and made after the lease had run out, by a process that was stopped in between. The
+    store still knew the owner; what it owned may be somebody else's by now."""
+    clock = ManualClock()
+    lost = anyio.Event()
+    lock = LifeLock.acquire()
+    try:
+        async with MemoryCheckpointStore(clock=clock) as store:
+            keeper = LeaseKeeper(store, lock, interval=1.0, ttl=5.0, clock=clock, lost=lost.set)
+            await keeper.register_again()
+            clock.advance(1.0)
+            asked = clock.monotonic()
+            keeper._renewed(asked, True)
+            await anyio.wait_all_tasks_blocked()
+            assert not lost.is_set()
+            clock.advance(5.5)
+            keeper._renewed(asked + 1.0, True)
+            with anyio.fail_after(PATIENCE):
+                await lost.wait()
+    finally:
+        lock.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -108,7 +109,7 @@ def test_a_terminal_is_asked(
         text += os.read(ours, 1000)
     assert b"cancel 1 execution? [y/N]" in text
     if answer is None:
-        until(lambda: _interrupted(asked), "it ends")
+        _interrupt(asked)
     else:
         os.write(ours, answer)
     assert asked.wait(60) == code
@@ -116,11 +117,13 @@ def test_a_terminal_is_asked(
     assert states(file_url) == {"a": state}
 
 
-def _interrupted(process: subprocess.Popen[str]) -> bool:
-    """Ctrl-C, again and again: one that comes just before Python begins to read a line is noticed only afterwards."""
-    if process.poll() is None:
+def _interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C, and again if need be: one that comes just before Python begins to read a line is noticed only then."""
+    for _ in range(10):
         process.send_signal(signal.SIGINT)
-    return process.poll() is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(6)
+            return
 
 
 def test_signals_reach_what_waits(url: str, tmp_path: Path) -> None:

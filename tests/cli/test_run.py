@@ -225,7 +225,7 @@ def test_events_can_be_followed_while_another_process_runs_it(url: str, process:
     data = [one["data"] for one in found if one["type"] == "progress"]
     assert [one["done"] for one in data] == sorted({one["done"] for one in data})
     assert all(one["total"] == 100_000 and 0.3 < one["fraction"] < 1 for one in data)
-    assert data[-1]["items_per_second"] > 0
+    assert data[1]["items_per_second"] > 0
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tests.dashboard.served import Served
 
 playwright = pytest.importorskip("playwright.async_api", reason="pip install 'playwright>=1.50,<1.65'")
 
-pytestmark = [pytest.mark.xdist_group("dashboard-page"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.xdist_group("dashboard-page"), pytest.mark.timeout(90)]  # one browser for all of them
 HOSTILE = "<img src=x onerror=alert(1)>\"'&<script>alert(2)</script>"
 WAIT = 10_000
 registry = StepRegistry()

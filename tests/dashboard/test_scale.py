@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import anyio
 import pytest
 
 from longrun import open_store
-from longrun.dashboard import DashboardApp, create_app
+from longrun.dashboard import create_app
 from tests.dashboard.asgi import TOKEN, Browser
 from tests.dashboard.samples import long_run, many
 
 EXECUTIONS = 100_000
 STEPS = 10_000
-pytestmark = [pytest.mark.xdist_group("dashboard-scale"), pytest.mark.timeout(240)]
+LARGEST = 200_000
+"""Bytes that an answer may have."""
+PATIENCE = {
+    "/api/overview": 0.5,
+    "/api/executions": 0.5,
+    "/api/executions?state=failed": 0.5,
+    "/api/executions?workflow=export&state=paused": 0.5,
+    "/api/executions?queue=slow&since=3600": 0.5,
+    "/api/executions?text=customer+99&counts=0": 0.5,
+    "/api/executions?sort=-duration": 1.5,
+    "/api/executions/long": 1.0,
+    "/api/executions/long/timeline": 1.0,
+    "/api/executions/long/checkpoints/9999": 0.5,
+    "/api/charts?hours=24": 1.0,
+}
+"""Seconds that each page may take, many times what it takes on an idle machine."""
 
 
 @pytest.fixture(scope="module")
@@ -25,54 +38,35 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("scale") / "large.db"
-
-    async def fill() -> None:
-        async with open_store(f"sqlite:///{path}") as store:
-            many(store, EXECUTIONS)
-            long_run(store, "long", STEPS)
-
-    anyio.run(fill)
-    return path
-
-
-@pytest.fixture
-async def app(large: Path) -> AsyncIterator[DashboardApp]:
-    async with create_app(f"sqlite:///{large}", token=TOKEN) as app:
-        yield app
+@pytest.mark.timeout(240)
+async def test_every_page_of_a_large_store_comes_quickly_and_small(tmp_path: Path) -> None:
+    """One test, since filling the store is most of the work."""
+    async with open_store(f"sqlite:///{tmp_path / 'large.db'}") as store:
+        many(store, EXECUTIONS)
+        long_run(store, "long", STEPS)
+        async with create_app(store, token=TOKEN) as app:
+            browser = Browser(app)
+            for path, seconds in PATIENCE.items():
+                assert await best_of_three(browser, path) < seconds, path
+            await check_deep_pages(browser)
+            await check_kept_count(browser)
+            await check_long_timeline(browser)
 
 
-@pytest.mark.parametrize(
-    ("path", "seconds"),
-    [
-        ("/api/overview", 0.5),
-        ("/api/executions", 0.5),
-        ("/api/executions?state=failed", 0.5),
-        ("/api/executions?workflow=export&state=paused", 0.5),
-        ("/api/executions?queue=slow&since=3600", 0.5),
-        ("/api/executions?text=customer+99&counts=0", 0.5),
-        ("/api/executions?sort=-duration", 1.5),
-        ("/api/executions/long", 1.0),
-        ("/api/executions/long/timeline", 1.0),
-        ("/api/executions/long/checkpoints/9999", 0.3),
-        ("/api/charts?hours=24", 1.5),
-    ],
-)
-async def test_every_page_comes_quickly_and_small(browser: Browser, path: str, seconds: float) -> None:
-    """The best of three: another process may have had the processor."""
+async def best_of_three(browser: Browser, path: str) -> float:
+    """Another process may have had the processor in the other two."""
     took = []
     for _ in range(3):
         began = time.perf_counter()
         answer = await browser.get(path)
         took.append(time.perf_counter() - began)
         assert answer.status == 200
-        assert len(answer.body) < 200_000
-    assert min(took) < seconds
+        assert len(answer.body) < LARGEST
+    return min(took)
 
 
-async def test_the_hundredth_page_costs_what_the_first_does(browser: Browser) -> None:
+async def check_deep_pages(browser: Browser) -> None:
+    """The hundredth page costs what the first does, and none repeats another."""
     after, ids = "", set()
     began = time.perf_counter()
     for _ in range(100):
@@ -80,19 +74,20 @@ async def test_the_hundredth_page_costs_what_the_first_does(browser: Browser) ->
         after = page["next"]
         ids |= {one["id"] for one in page["executions"]}
     assert len(ids) == 5000
-    assert time.perf_counter() - began < 15
+    assert time.perf_counter() - began < 20
 
 
-async def test_a_count_that_took_long_is_kept_for_a_while(browser: Browser) -> None:
+async def check_kept_count(browser: Browser) -> None:
+    """A text is looked for in everything; how often it was found is not counted again at once."""
     first = (await browser.get("/api/executions?text=customer+99")).json()
     began = time.perf_counter()
     second = (await browser.get("/api/executions?text=customer+99")).json()
+    assert time.perf_counter() - began < 0.5
     assert second["counts"] == first["counts"]
     assert first["total"] > 500
-    assert time.perf_counter() - began < 0.5
 
 
-async def test_a_timeline_of_ten_thousand_steps_is_folded(browser: Browser) -> None:
+async def check_long_timeline(browser: Browser) -> None:
     answer = (await browser.get("/api/executions/long/timeline")).json()
     assert len(answer["rows"]) <= 500
     assert answer["last_seq"] == STEPS

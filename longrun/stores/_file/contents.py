@@ -319,12 +319,16 @@ class _Payloads:
         return self.before
 
 
-def save_lines(identity: Identity, n: int, save: Save, mail: Mail, *, whole: bool = False) -> list[bytes]:
+def save_lines(
+    identity: Identity, n: int, save: Save, mail: Mail, *, whole: bool = False, total: int | None = None
+) -> list[bytes]:
     """The lines of one save, numbered from `n`: usually one, with large payloads in lines before it."""
     fields: dict[str, Any] = {"kind": "save", "head": head_form(save.head)}
     payloads = _Payloads(identity, n, INLINE_LIMIT)
     if whole:
         fields["whole"] = True
+    if total is not None:
+        fields["total"] = total
     if save.boundaries:
         rows = fields["boundaries"] = [boundary_form(boundary) for boundary in save.boundaries]
         for boundary, row in zip(save.boundaries, rows, strict=True):

@@ -34,7 +34,7 @@ class Journal:
 
     __slots__ = (
         *("bad", "born", "fd", "gen", "head", "id", "identity", "ino", "limit", "mail", "n", "name", "next_name"),
-        *("place", "saves", "size", "stem"),
+        *("place", "saves", "size", "stem", "total"),
     )
 
     def __init__(
@@ -48,6 +48,8 @@ class Journal:
         self.ino = place.disk.fstat(fd).st_ino
         self.saves = 0
         self.bad = False
+        self.total: int | None = None
+        """How many steps there are, if a save named them: its first line does not know yet, so every save says it."""
         self.set_limit()
 
     def set_limit(self) -> None:

@@ -252,6 +252,8 @@ def read_summary(place: Place, spot: Spot, known: tuple[str, str, Definition] | 
     except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
         return None
     _, born, definition = known
+    if "total" in found.fields:
+        definition = attrs.evolve(definition, total=found.fields["total"])
     where = (0 if whole else size - len(end)) + at
     return Summary(
         definition, born, head_from(found.fields["head"]), mail_from(found.fields), Tail(found.n, where, clean)

@@ -157,14 +157,17 @@ class Writes:
         summary = read_summary(self.place, spot, None)
         if summary is not None:
             head, mail, tail, born = summary.head, summary.mail, summary.tail, summary.born
+            definition = summary.definition
         else:
             contents, tail = read_spot(self.place, save.id, spot)
             contents.settle()
-            head, mail, born = contents.found()[0], contents.mail, contents.born
+            (head, definition), mail, born = contents.found(), contents.mail, contents.born
         if head.fence != save.head.fence:
             raise LeaseLostError(save.id, save.head.fence)
         size = tail.end if tail.clean else self._close_end(fd, spot, tail.end)
-        return Journal(self.place, save.id, spot.gen, fd, born=born, head=head, mail=mail, n=tail.n, size=size)
+        journal = Journal(self.place, save.id, spot.gen, fd, born=born, head=head, mail=mail, n=tail.n, size=size)
+        journal.total = definition.total
+        return journal
 
     def _close_end(self, fd: int, spot: Spot, end: int) -> int:
         """Cut off a write that a crash left half done; one that only lacks its newline gets it."""
@@ -218,7 +221,8 @@ class Writes:
                 except OSError as error:
                     answers[place] = failed(error)
                     continue
-                append = appends.setdefault(save.id, _Append(journal, journal.head, journal.mail, journal.n))
+                append = _Append(journal, journal.head, journal.mail, journal.n, total=journal.total)
+                append = appends.setdefault(save.id, append)
             self._lay_out(append, place, save, answers)
         return list(appends.values())
 
@@ -246,13 +250,13 @@ class Writes:
             if head.state in CLEARED:
                 append.mail.take_all(self._last_message(append.journal))
             append.rings = True
-        lines = save_lines(append.journal.identity, append.n + 1, save, append.mail)
+        if save.steps is not None:
+            append.total = len(save.steps)
+        lines = save_lines(append.journal.identity, append.n + 1, save, append.mail, total=append.total)
         append.lines += lines
         append.n += len(lines)
         append.head = head
         append.rings = append.rings or head.owner is None
-        if save.steps is not None:
-            append.total = len(save.steps)
 
     def _last_message(self, journal: Journal) -> int:
         if self.place.inbox.stat(f"{journal.stem}.jsonl") is None:
@@ -302,7 +306,7 @@ class Writes:
     def _written(self, append: _Append) -> None:
         journal, head = append.journal, append.head
         took = append.mail is not journal.mail
-        journal.head, journal.mail, journal.n = head, append.mail, append.n
+        journal.head, journal.mail, journal.n, journal.total = head, append.mail, append.n, append.total
         journal.size += append.size
         journal.saves += len(append.saves)
         self.catalog.saved(journal, head, append.mail, append.total)

@@ -17,7 +17,7 @@ from longrun.errors import (
     SignalQueueFullError,
     WriteOrderError,
 )
-from longrun.stored import EMPTY, Boundary, Create, Definition, Head, Save, Send, Write
+from longrun.stored import Boundary, Create, Definition, Head, Save, Send, Write
 from longrun.stores._redis import wire
 from longrun.stores.base import Answer
 
@@ -64,12 +64,12 @@ class Chunk:
         return b"\xdd" + struct.pack(">I", self.count) + b"".join(self.parts)
 
 
-def chunks(batch: Sequence[Write], renamed: Mapping[str, Definition] = EMPTY) -> Iterator[Chunk]:
-    """`renamed` has the definitions, steps included, of those whose steps are set by a save of this batch."""
+def chunks(batch: Sequence[Write], renamed: Mapping[int, Definition]) -> Iterator[Chunk]:
+    """`renamed` has, by its place in the batch, what each save that sets steps makes of the definition."""
     chunk = Chunk()
-    for write in batch:
+    for place, write in enumerate(batch):
         if isinstance(write, Save):
-            _save(chunk, write, renamed.get(write.id) if write.steps is not None else None)
+            _save(chunk, write, renamed.get(place))
         elif isinstance(write, Create):
             _create(chunk, write)
         else:
