@@ -352,7 +352,7 @@ class Simulation:
         work.tell_to(self.outside())  # type: ignore[arg-type]
         with (
             mock.patch("time.monotonic", self.clock.monotonic),
-            mock.patch("longrun.desk.random_start", lambda: self.dice.randrange(2**48)),
+            mock.patch("longrun.desk.random_start", partial(self.dice.randrange, 2**48)),
             mock.patch("anyio._backends._asyncio.set", Ordered, create=True),
         ):
             asyncio.run(self._play())

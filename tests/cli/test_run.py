@@ -212,7 +212,7 @@ def test_events_can_be_followed_while_another_process_runs_it(url: str, process:
     until(lambda: progress_of(url, "a") > 5, "it crawls")
     following = process("events", "a", "--follow", "--json", "--store", url)
     assert following.stdout is not None
-    found = []
+    found: list[dict[str, Any]] = []
     while len([one for one in found if one["type"] == "progress"]) < 2:
         found.append(json.loads(following.stdout.readline()))
     call("cancel", "a", "--store", url)
