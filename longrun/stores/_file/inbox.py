@@ -107,6 +107,7 @@ def _send_locked(
 ) -> list[int | SignalQueueFullError]:
     data = read_range(place.disk, fd, 0)
     letters = parse_letters(place, box, data)
+    letters.last = max(letters.last, mail.upto, *mail.more)  # the line of one that was taken may be damaged since
     size = len(data)
     answers: list[int | SignalQueueFullError] = []
     lines: list[bytes] = []
