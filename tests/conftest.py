@@ -42,6 +42,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="skip tests whose server is not on this machine; without it they fail",
     )
+    group.addoption(
+        "--thorough",
+        action="store_true",
+        help="run the tests marked `thorough` too: whole suites on further combinations of what is tested already",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--thorough"):
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 def pytest_report_header() -> list[str]:

@@ -346,8 +346,9 @@ def _read_once(
     contents.settle()
 
     def letters() -> list[Message]:
-        full = Box(box.folder, box.name, id, contents.born)
-        return list(parse_letters(place, full, data).messages.values())
+        found = parse_letters(place, Box(box.folder, box.name, id, contents.born), data)
+        contents.damage += found.damage
+        return list(found.messages.values())
 
     return use(place, spot, contents, letters)
 

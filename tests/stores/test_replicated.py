@@ -42,6 +42,7 @@ class Replicated(StoreConformance):
         return ReplicatedCheckpointStore(*self.backends(), witness=self.witness(), health_interval=self.health_interval)
 
 
+@pytest.mark.thorough
 class TestTwoMemoryStores(Replicated):
     durable = False
 
@@ -58,6 +59,7 @@ class TestTwoSQLiteStores(Replicated):
         return DirectoryWitness(self.path / "witness")
 
 
+@pytest.mark.thorough
 class TestFilesAndSQLite(Replicated):
     """With the thread that looks after them at work."""
 

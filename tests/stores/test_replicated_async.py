@@ -19,6 +19,7 @@ from longrun.testing.samples import change, claim, create, owned, send, signal, 
 from tests.stores.replicated_tools import PATIENCE, Switch, assert_equal, beside, created, done, make, opened
 
 
+@pytest.mark.thorough
 class TestAsynchronous(StoreConformance):
     """The active side alone answers; everything else is the same."""
 

@@ -115,6 +115,8 @@ class Claims:
         self._writes.shrink()
         if failures and not given:
             raise failures[0].error or StoreUnavailableError(KIND, "a claim failed")
+        for one in given:
+            one.contents.damage += one.letters.damage
         return [one.contents.loaded(one.letters.messages.values()) for one in given]
 
     def _give_back(self, taken: list[_Taken]) -> None:

@@ -42,6 +42,8 @@ class Letters:
     end: int = 0
     """Behind the last good line."""
     clean: bool = True
+    damage: list[str] = attrs.field(factory=list)
+    """What of it cannot be read, and where its bytes are kept."""
 
     def add(self, message: Message) -> None:
         self.messages[message.id] = message
@@ -75,7 +77,8 @@ def parse_letters(place: Place, box: Box, data: bytes) -> Letters:
         try:
             _add(letters, unpack(text, identity), box.born)
         except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
-            place.keep_aside(f"{box.name}.inbox", text)
+            where = place.keep_aside(f"{box.name}.inbox", text)
+            letters.damage.append(f"a message is damaged, its bytes are {where}")
     return letters
 
 
