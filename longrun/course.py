@@ -106,7 +106,7 @@ class Course:
 
     async def _complete(self, value: Any, name: str | None, kind: Any, *, ends_step: bool = True) -> bool:
         book = self._book
-        snapshot = book.snapshot(value, kind, "result")
+        snapshot = book.snapshot(value, kind)
         head, last = self._book.head, len(book.steps)
         boundary = book.boundary(
             "finish", snapshot, name=name, attempts=head.attempt + 1, next=last, visit=head.visit + 1, iteration=0

@@ -34,7 +34,7 @@ async def plan(state: dict[str, Any]) -> dict[str, Any]:
 
 @registry.step
 async def crawl(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
-    async for page in ctx.each("pages", range(state["pages"])):
+    async for page in ctx.each("pages", range(state["pages"]), every=1):
         note(state, f"page {page}")
         ctx.local["bytes"] = ctx.local.get("bytes", 0) + 1000 + page
         await anyio.sleep(0.02)

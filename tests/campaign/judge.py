@@ -86,6 +86,7 @@ class FenceGrows:
         self._fence: dict[str, int] = defaultdict(int)
         self._holder: dict[tuple[str, int], int] = {}
         self._revision: dict[str, int] = defaultdict(int)
+        self._acknowledged: set[tuple[str, int, int]] = set()
 
     def see(self, record: Record) -> Iterable[str]:
         if record["kind"] not in ("ack", "claim"):
@@ -99,9 +100,12 @@ class FenceGrows:
         if self._holder.setdefault((id, fence), process) != process:
             yield f"{id}: processes {self._holder[id, fence]} and {process} both held fence {fence}"
         if record["kind"] == "ack":
-            if record["revision"] <= self._revision[id] and record["revision"]:
+            mark = (id, fence, record["revision"])
+            if mark in self._acknowledged and record["revision"]:
                 yield f"{id}: revision {record['revision']} was acknowledged after {self._revision[id]}"
-            self._revision[id] = record["revision"]
+            # One that failed, was stored all the same and is handed over again is answered behind those after it.
+            self._acknowledged.add(mark)
+            self._revision[id] = max(record["revision"], self._revision[id])
 
 
 class NumbersGrow:

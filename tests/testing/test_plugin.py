@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from longrun import Sleep, StepRegistry
 from longrun.testing.plugin import LongrunFixture
 
 ROOT = Path(__file__).parents[2]
+PLUGIN = "longrun.testing.plugin"
 
 TEST = """
 import pytest
@@ -41,7 +43,9 @@ async def test_it(longrun):
 
 def test_the_fixture_works_in_a_users_test(tmp_path: Path) -> None:
     (tmp_path / "test_user.py").write_text(TEST)
-    command = [sys.executable, "-m", "pytest", "-p", "longrun.testing.plugin", "-p", "no:cacheprovider", "-q", "."]
+    installed = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
+    options = () if installed else ("-p", PLUGIN)  # an installed longrun brings it along
+    command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "-q", "."]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(ROOT)}, check=False
     )

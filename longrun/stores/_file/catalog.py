@@ -113,6 +113,7 @@ class Catalog:
             return known
         if self._unreadable.get(stem) == (gen, mark):
             return None
+        self.mine.discard(stem)  # another generation, or another file: it changed hands
         try:
             same = known if known is not None and known.mark is not None and known.mark[2] == mark[2] else None
             entry = self._read(Spot(self._place.live, stem, gen, journal_name(stem, gen)), same)

@@ -114,6 +114,9 @@ class Document:
             self._strip(save.keep_from)
         for name in save.drop_blobs:
             self.blobs.pop(name, None)
+        if save.steps is not None:
+            self.definition = attrs.evolve(self.definition, steps=save.steps, total=len(save.steps))
+            self.fixed = _fixed(self.definition)
         if save.head.state in _LAST:
             self.entries.clear()
             self.messages.clear()
