@@ -86,9 +86,11 @@ class FenceGrows:
         self._fence: dict[str, int] = defaultdict(int)
         self._holder: dict[tuple[str, int], int] = {}
         self._revision: dict[str, int] = defaultdict(int)
-        self._acknowledged: set[tuple[str, int, int]] = set()
+        self._failed: set[tuple[str, int, int]] = set()
 
     def see(self, record: Record) -> Iterable[str]:
+        if record["kind"] == "refused" and "revision" in record:
+            self._failed.add((record["id"], record["fence"], record["revision"]))
         if record["kind"] not in ("ack", "claim"):
             return
         id, fence, process = record["id"], record["fence"], record["process"]
@@ -100,11 +102,12 @@ class FenceGrows:
         if self._holder.setdefault((id, fence), process) != process:
             yield f"{id}: processes {self._holder[id, fence]} and {process} both held fence {fence}"
         if record["kind"] == "ack":
+            # A write that failed and was stored all the same is answered as done when it is handed over again: once.
             mark = (id, fence, record["revision"])
-            if mark in self._acknowledged and record["revision"]:
+            again = mark in self._failed
+            self._failed.discard(mark)
+            if record["revision"] <= self._revision[id] and record["revision"] and not again:
                 yield f"{id}: revision {record['revision']} was acknowledged after {self._revision[id]}"
-            # One that failed, was stored all the same and is handed over again is answered behind those after it.
-            self._acknowledged.add(mark)
             self._revision[id] = max(record["revision"], self._revision[id])
 
 

@@ -73,10 +73,16 @@ class Telling(InterposedBackend):
 
     def around(self, call: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
         self.calls += call in WRITES
-        if self._trap is None:
-            result = function(*args, **options)
-        else:
-            result = self._trap.around(call, function, *args, **options)
+        try:
+            if self._trap is None:
+                result = function(*args, **options)
+            else:
+                result = self._trap.around(call, function, *args, **options)
+        except Exception as error:
+            for write in args[0] if call == "commit" else ():
+                if isinstance(write, Save):
+                    self._tell_refusal(write, error)
+            raise
         if call == "commit":
             self._tell_commit(args[0], result)
         elif call == "claim":
@@ -91,7 +97,12 @@ class Telling(InterposedBackend):
                 if answer is None:
                     self._tell_write(write, write.boundaries, tuple(write.put))
                 else:
-                    self._outside.note("refused", id=write.id, fence=write.head.fence, error=type(answer).__name__)
+                    self._tell_refusal(write, answer)
+
+    def _tell_refusal(self, save: Save, error: object) -> None:
+        head = save.head
+        name = type(error).__name__
+        self._outside.note("refused", id=save.id, fence=head.fence, revision=head.revision, error=name)
 
     def _tell_write(self, write: Create | Save, boundaries: Sequence[Any], put: tuple[str, ...]) -> None:
         head = write.head

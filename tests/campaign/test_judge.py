@@ -42,6 +42,7 @@ FAULTS = {
         note("claim", fence=2, seq=1),
     ],
     "revision 2 was acknowledged after 2": [ack(), SECOND, ack(revision=2, seq=3)],
+    "revision 2 was acknowledged after 3": [ack(), ack(revision=3, seq=3), ack(revision=2, rows=[])],
     "boundary 2 (step) was acknowledged after 2": [ack(), SECOND, ack(revision=3, seq=2)],
     "begin after it had completed": [ack(), ack(revision=2, seq=2, state="completed"), BEGIN],
     "told as completed before": [ack(), note("event", type="execution_completed", seq=None)],
