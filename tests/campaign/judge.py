@@ -106,6 +106,8 @@ class FenceGrows:
             mark = (id, fence, record["revision"])
             again = mark in self._failed
             self._failed.discard(mark)
+            if again:  # with it goes again, once, what had been handed over behind it
+                self._failed |= {(id, fence, n) for n in range(record["revision"] + 1, self._revision[id] + 1)}
             if record["revision"] <= self._revision[id] and record["revision"] and not again:
                 yield f"{id}: revision {record['revision']} was acknowledged after {self._revision[id]}"
             self._revision[id] = max(record["revision"], self._revision[id])
