@@ -1,0 +1,185 @@
+"""J7: how long until a step begins, here and in another process; how long pause and cancel take; what idling costs.
+
+Place in the life of an execution: start, claim, control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from benchmarks import bare
+from benchmarks.helpers import Helper, helper, percentile, say_ready
+from benchmarks.machine import cpu_seconds
+from benchmarks.orders import Job, Order, Samples, Sizes
+from benchmarks.places import DURABLE
+from benchmarks.results import Figures, Row, at_most, value_at_most
+from benchmarks.samples import column
+from longrun import Executor, StepRegistry
+from longrun.client import Client
+from longrun.worker import Worker
+
+ACROSS = {"sqlite": 50.0, "file": 50.0, "postgres": 10.0, "redis": 10.0, "valkey": 10.0}
+ANSWER_WITHIN = 30.0
+
+
+class Stamped:
+    """A step that says when it began, and one that lasts until it is stopped."""
+
+    def __init__(self) -> None:
+        self.registry = StepRegistry()
+        self.began = 0
+        self.running = asyncio.Event()
+        self.registry.register("quick", self.quick)
+        self.registry.register("lasting", self.lasting)
+        self.registry.workflow("quick", ["quick"])
+        self.registry.workflow("lasting", ["lasting"])
+
+    async def quick(self, state: dict[str, Any]) -> dict[str, Any]:
+        self.began = time.monotonic_ns()
+        return {"began": self.began}
+
+    async def lasting(self, state: dict[str, Any]) -> dict[str, Any]:
+        self.running.set()
+        await asyncio.Event().wait()
+        return state
+
+
+async def in_process(order: Order) -> Figures:
+    steps, count = Stamped(), order.sizes["times"]
+    async with Executor(steps.registry, store=order.url) as executor:
+        starts = [await start_once(executor, steps) for _ in range(count)]
+        pauses = [await stop_once(executor, steps, pause=True) for _ in range(count)]
+        cancels = [await stop_once(executor, steps, pause=False) for _ in range(count)]
+        counted = await executor.count()
+    if counted != {"completed": count, "cancelled": 2 * count}:
+        raise AssertionError(f"{counted} after {count} of each")
+    return {
+        "start_ms": percentile(starts, 0.5),
+        "start_p99_ms": percentile(starts, 0.99),
+        "pause_ms": percentile(pauses, 0.5),
+        "cancel_ms": percentile(cancels, 0.5),
+    }
+
+
+async def start_once(executor: Executor, steps: Stamped) -> float:
+    """Milliseconds from the call to the step's first line; the execution is durable in between."""
+    asked = time.monotonic_ns()
+    run = await executor.start("quick", {})
+    await run.result()
+    return (steps.began - asked) / 1e6
+
+
+async def stop_once(executor: Executor, steps: Stamped, *, pause: bool) -> float:
+    """Milliseconds that stopping a step in flight takes, durable when the call returns."""
+    steps.running.clear()
+    run = await executor.start("lasting", {})
+    await steps.running.wait()
+    asked = time.monotonic_ns()
+    await (run.pause(interrupt=True) if pause else run.cancel())
+    taken = (time.monotonic_ns() - asked) / 1e6
+    state = (await run.info()).state
+    if state != ("paused" if pause else "cancelled"):
+        raise AssertionError(f"it is {state}")
+    if pause:
+        await run.cancel()
+    return taken
+
+
+async def bare_commits(order: Order) -> Figures:
+    taken = []
+    with bare.opened(order.store, order.url) as group:
+        for number in range(order.sizes["times"]):
+            began = time.monotonic_ns()
+            await group.put((f"x{number}", 0, b"{}"))
+            taken.append((time.monotonic_ns() - began) / 1e6)
+        if len(group.sink.load()) != order.sizes["times"]:
+            raise AssertionError("wrong rows")
+    return {"ms": percentile(taken, 0.5)}
+
+
+async def work(order: Order) -> None:
+    """The worker that the other side submits to."""
+    async with Worker(Stamped().registry, store=order.url):
+        say_ready()
+        await asyncio.Event().wait()
+
+
+def across(order: Order) -> Figures:
+    with helper(order, "worker") as worker:
+        worker.ready()
+        return asyncio.run(submit_to(order, worker))
+
+
+async def submit_to(order: Order, worker: Helper) -> Figures:
+    taken = []
+    async with Client(order.url) as client:
+        for number in range(order.sizes["across"]):
+            await asyncio.sleep(0.03 + 0.0017 * (number % 13))  # never in step with a worker that polls
+            asked = time.monotonic_ns()
+            run = await client.submit("quick", {})
+            async with asyncio.timeout(ANSWER_WITHIN):  # a worker that died would never answer
+                taken.append(((await run.result())["began"] - asked) / 1e6)
+    return {
+        "across_ms": percentile(taken, 0.5),
+        "across_max_ms": max(taken),
+        "idle_percent": await idle_share(worker.pid, order.sizes["idle_seconds"]),
+    }
+
+
+async def idle_share(pid: int, seconds: int) -> float:
+    """Percent of a core that a worker uses with nothing to do."""
+    await asyncio.sleep(1.0)  # whatever the last execution left to do
+    before, began = cpu_seconds(pid), time.monotonic()
+    await asyncio.sleep(seconds)
+    return (cpu_seconds(pid) - before) / (time.monotonic() - began) * 100
+
+
+def measure(order: Order) -> Figures:
+    if order.role == "worker":
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(work(order))
+    if order.role == "bare":
+        return asyncio.run(bare_commits(order))
+    if order.role == "across":
+        return across(order)
+    return asyncio.run(in_process(order))
+
+
+def rows(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
+    common: dict[str, Any] = {"job": "J7", "store": store, "durable": DURABLE[store], "unit": "ms"}
+    beside: dict[str, Any] = {"bare": column(samples, "bare", "ms"), "bare_name": "a commit", "goal": at_most(2.0)}
+    slowest = max(column(samples, "across", "across_max_ms"), default=0.0)
+    return [
+        Row(what="start to first step, p50", ours=column(samples, "longrun", "start_ms"), **beside, **common),
+        Row(what="start to first step, p99", ours=column(samples, "longrun", "start_p99_ms"), **common),
+        Row(what="pause of a step in flight, p50", ours=column(samples, "longrun", "pause_ms"), **beside, **common),
+        Row(what="cancel of a step in flight, p50", ours=column(samples, "longrun", "cancel_ms"), **beside, **common),
+        Row(
+            what="submit to first step in another process, p50",
+            ours=column(samples, "across", "across_ms"),
+            goal=value_at_most(ACROSS[store]),
+            note=f"slowest {slowest:.0f} ms",
+            **common,
+        ),
+        Row(
+            what="an idle worker",
+            ours=column(samples, "across", "idle_percent"),
+            goal=value_at_most(1.0),
+            **{**common, "unit": "% of a core"},
+        ),
+    ]
+
+
+JOBS = {
+    "J7": Job(
+        name="J7",
+        title="submit to first step, here and across processes; pause and cancel; an idle worker",
+        roles=("longrun", "bare", "across"),
+        measure=measure,
+        rows=rows,
+        full={"times": 100, "across": 50, "idle_seconds": 10},
+    ),
+}
