@@ -23,6 +23,8 @@ from typing import IO, Any, Self
 from attrs import frozen
 
 ROOT = Path(__file__).parents[2]
+SABOTAGE = "LONGRUN_SABOTAGE"
+"""The name of a bug that the program shall have; see tests/sabotage."""
 CRASHED = 70
 """The exit code of a program that raised."""
 
@@ -159,6 +161,8 @@ def _be_a_child(main: Callable[[dict[str, Any]], int], settings: dict[str, Any])
 
 
 def serve(module: str) -> None:
+    if SABOTAGE in os.environ:
+        importlib.import_module("tests.sabotage.bugs").BUGS[os.environ[SABOTAGE]].plant()
     parent = _Parent(importlib.import_module(module).main)
     try:
         parent.obey(sys.stdin)

@@ -7,15 +7,18 @@ it, and that kills the process before or after a chosen call, if it is told to.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 
-from longrun import EventType, ExecutionEvent, Executor, ExecutorConfig, InvalidStateError
+from longrun import EventType, ExecutionEvent, Executor, ExecutorConfig, InvalidStateError, StoreUnavailableError
+from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.stored import Create, Loaded, Save, Write
 from longrun.stores import open_store
 from longrun.stores._file.disk import Disk
@@ -138,6 +141,36 @@ def _around(trap: Trap, call: str, function: Callable[..., Any]) -> Callable[...
     return lambda *args, **options: trap.around(call, function, *args, **options)
 
 
+class JumpingClock(Clock):
+    """A wall clock that somebody sets wrong, again and again, until `jumps` are used up. The other clock goes on.
+
+    It stays at the latest of its times, since what was told to sleep until a moment there may sleep until then."""
+
+    LEAPS = (0.0, 0.0, 1.0, -1.0, 60.0, -60.0, 3600.0, -3600.0, 86_400.0, -86_400.0)
+
+    def __init__(self, seed: int, jumps: int, outside: Outside) -> None:
+        self._dice = random.Random(seed)
+        self._left, self._outside = jumps, outside
+        self._lock = threading.Lock()
+        self._next = time.monotonic()
+        self._off = 0.0
+
+    def now(self) -> float:
+        with self._lock:
+            if time.monotonic() >= self._next:
+                self._jump()
+            return time.time() + self._off
+
+    def _jump(self) -> None:
+        self._next = time.monotonic() + self._dice.uniform(0.01, 0.1)
+        if self._left:
+            self._left -= 1
+            self._off = self._dice.choice(self.LEAPS)
+            self._outside.note("jump", seconds=self._off)
+        else:
+            self._off = max(self.LEAPS)
+
+
 def make_store(url: str, options: dict[str, Any], outside: Outside, trap: Trap | None, disk: bool) -> CheckpointStore:
     """The store of the URL with the telling backend in front of its own."""
     if disk and trap is not None:
@@ -150,22 +183,29 @@ def main(settings: dict[str, Any]) -> int:
     outside = Outside(settings["ledger"], settings["process"])
     work.tell_to(outside)
     outside.note("up", pid=os.getpid())
+    clock: Clock = SYSTEM_CLOCK
+    options = settings.get("options", {})
+    if "jumps" in settings:
+        clock = JumpingClock(settings["process"], settings["jumps"], outside)
+        options = {**options, "clock": clock} if settings["url"].startswith(("file:", "sqlite:")) else options
     found = settings.get("trap")
     trap = None if found is None else Trap(**found)
     disk = found is not None and found["call"] == "disk"
-    store = make_store(settings["url"], settings.get("options", {}), outside, trap, disk)
+    store = make_store(settings["url"], options, outside, trap, disk)
     config = ExecutorConfig(**{**CONFIG, **settings.get("config", {})})
     backend: str = settings.get("loop", "asyncio")
-    anyio.run(_serve, store, outside, config, settings["batch"], Path(settings["stop"]), backend=backend)
+    anyio.run(_serve, store, outside, config, clock, settings["batch"], Path(settings["stop"]), backend=backend)
     return 0
 
 
-async def _serve(store: CheckpointStore, outside: Outside, config: ExecutorConfig, batch: int, stop: Path) -> None:
+async def _serve(
+    store: CheckpointStore, outside: Outside, config: ExecutorConfig, clock: Clock, batch: int, stop: Path
+) -> None:
     def tell(event: ExecutionEvent) -> None:
         if event.type in TOLD:
             outside.note("event", type=str(event.type), id=event.execution_id, seq=event.data.get("seq"))
 
-    async with Executor(work.registry, store=store, config=config, on_event=tell) as executor:
+    async with Executor(work.registry, store=store, config=config, on_event=tell, clock=clock) as executor:
         while True:
             await _run_batch(executor, outside, batch)
             outside.note("batch", number=batch, calls=store.backend.calls)  # type: ignore[attr-defined]
@@ -177,17 +217,29 @@ async def _serve(store: CheckpointStore, outside: Outside, config: ExecutorConfi
 async def _run_batch(executor: Executor, outside: Outside, batch: int) -> None:
     async with anyio.create_task_group() as tasks:
         for workflow in work.WORKFLOWS:
-            tasks.start_soon(_run_one, executor, outside, f"{batch}-{workflow}")
+            tasks.start_soon(run_one, executor, outside, f"{batch}-{workflow}")
 
 
-async def _run_one(executor: Executor, outside: Outside, id: str) -> None:
-    run = await executor.start(work.workflow_of(id), work.first_state(id), id=id)
+async def run_one(executor: Executor, outside: Outside, id: str) -> None:
+    """Start an execution, or find it again, and wait for its end; whatever becomes of the store meanwhile."""
+    run = await until_done(lambda: executor.start(work.workflow_of(id), work.first_state(id), id=id))
     outside.note("started", id=id)
     if id.endswith("-waits"):
         try:
-            await run.signal("go", work.first_state(id), key="go")
+            await until_done(lambda: run.signal("go", work.first_state(id), key="go"))
             outside.note("signalled", id=id)
         except InvalidStateError:
             outside.note("over", id=id)  # an earlier process had sent it, and it has gone all the way since
-    result = await run.result()
-    outside.note("result", id=id, result=result)
+    outside.note("result", id=id, result=await until_done(run.result))
+
+
+async def until_done(call: Callable[[], Awaitable[T]]) -> T:
+    """Again and again while the store is away: an error is not an acknowledgement, so asking again is right."""
+    while True:
+        try:
+            return await call()
+        except StoreUnavailableError:
+            await anyio.sleep(0.002)
+        except BaseExceptionGroup as group:
+            if group.split(StoreUnavailableError)[1] is not None:
+                raise

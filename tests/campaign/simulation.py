@@ -25,7 +25,7 @@ from longrun import ExecutorConfig, InvalidStateError, StoreUnavailableError
 from longrun.clock import Clock
 from longrun.lease import LeaseKeeper
 from longrun.life import LifeLock
-from longrun.loops import Loop
+from longrun.loops import Awaited, Loop
 from longrun.stores.base import StoreBackend
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
@@ -69,7 +69,7 @@ class SimulatedClock(Clock):
     async def sleep(self, seconds: float) -> None:
         await self.wait(anyio.Event(), max(0.0, seconds))
 
-    async def wait(self, event: anyio.Event, seconds: float | None) -> bool:
+    async def wait(self, event: Awaited, seconds: float | None) -> bool:
         if seconds is None:
             await event.wait()
             return True
@@ -331,6 +331,9 @@ class Simulation:
         mark = object()
         self._listeners[mark] = (loop, changed)
         return lambda: self._listeners.pop(mark, None) and None
+
+    def tell(self) -> None:
+        """Whoever shares a store object tells each other; here everybody hears of every change anyway."""
 
     def stop(self) -> None:
         """A store closes; others may still listen."""

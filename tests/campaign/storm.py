@@ -15,10 +15,10 @@ from attrs import define, field
 from longrun.stores import open_store
 from tests.campaign.forks import Forks
 from tests.campaign.judge import Verdict, judge
-from tests.campaign.outside import read
+from tests.campaign.outside import Record, read, read_on
 
 PROGRAM = "tests.campaign.program"
-LONGEST_LIFE = 0.35
+LONGEST_LIFE = 0.2
 """Seconds after which a process that dies at a random moment has died."""
 PATIENCE = 20.0
 """Seconds that a trap may take to fall, and that the last process may take to finish."""
@@ -34,6 +34,8 @@ class Storm:
     options: dict[str, Any] = field(factory=dict)
     kills: int = 0
     processes: int = 0
+    _batch: int = 0
+    _read: int = 0
 
     @property
     def ledger(self) -> Path:
@@ -54,7 +56,7 @@ class Storm:
         if dice.random() < 0.4:
             return None
         call = dice.choice(calls)
-        most = {"claim": 4, "disk": 200}.get(call, 40)
+        most = {"claim": 3, "disk": 60}.get(call, 12) * (4 if dice.random() < 0.1 else 1)
         return {"call": call, "n": dice.randint(1, most), "when": dice.choice(["before", "after"])}
 
     def kill_once(self, forks: Forks, trap: dict[str, Any] | None, life: float) -> bool:
@@ -89,14 +91,19 @@ class Storm:
         )
 
     def next_batch(self) -> int:
-        if not self.ledger.exists():
-            return 0
-        return max((r["number"] + 1 for r in read(self.ledger) if r["kind"] == "batch"), default=0)
+        """The first batch that no process has told to be done."""
+        records, self._read = read_on(self.ledger, self._read)
+        self._batch = max([self._batch, *(record["number"] + 1 for record in records if record["kind"] == "batch")])
+        return self._batch
+
+    def records(self) -> list[Record]:
+        """What is judged."""
+        return read(self.ledger)
 
     def verdict(self) -> Verdict:
         backend = open_store(self.url, **self.options).backend
         backend.open()
         try:
-            return judge(read(self.ledger), backend)
+            return judge(self.records(), backend)
         finally:
             backend.close()

@@ -9,23 +9,22 @@ from __future__ import annotations
 import errno
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import pytest
 
-from longrun import Executor, ExecutorConfig, InvalidStateError, StoreUnavailableError
+from longrun import Executor, ExecutorConfig
 from longrun.stores._file.disk import Disk
 from longrun.stores.file import FileBackend
 from longrun.stores.store import CheckpointStore
 from tests.campaign import work
 from tests.campaign.judge import judge
 from tests.campaign.outside import Outside, read
-from tests.campaign.program import CONFIG, Telling
+from tests.campaign.program import CONFIG, Telling, run_one, until_done
 
-T = TypeVar("T")
 CODES = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 CALLS = (
     "open",
@@ -93,7 +92,7 @@ async def one_batch(place: Path, dice: random.Random) -> Counter[str]:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(heal, disk, healer, dice.uniform(0.2, 1.0))
-                await _until_done(lambda: run_batch(place / "store", disk, outside))
+                await until_done(lambda: run_batch(place / "store", disk, outside))
                 healer.set()
     finally:
         outside.close()
@@ -122,30 +121,7 @@ async def run_batch(path: Path, disk: SickDisk, outside: Outside) -> None:
         anyio.create_task_group() as tasks,
     ):
         for workflow in work.WORKFLOWS:
-            tasks.start_soon(_run_one, executor, outside, f"0-{workflow}")
-
-
-async def _run_one(executor: Executor, outside: Outside, id: str) -> None:
-    run = await _until_done(lambda: executor.start(work.workflow_of(id), work.first_state(id), id=id))
-    outside.note("started", id=id)
-    if id.endswith("-waits"):
-        try:
-            await _until_done(lambda: run.signal("go", work.first_state(id), key="go"))
-        except InvalidStateError:
-            outside.note("over", id=id)
-    outside.note("result", id=id, result=await _until_done(run.result))
-
-
-async def _until_done(call: Callable[[], Awaitable[T]]) -> T:
-    """Again and again while the store is away: an error is not an acknowledgement, so asking again is right."""
-    while True:
-        try:
-            return await call()
-        except StoreUnavailableError:
-            await anyio.sleep(0.002)
-        except BaseExceptionGroup as group:
-            if group.split(StoreUnavailableError)[1] is not None:
-                raise
+            tasks.start_soon(run_one, executor, outside, f"0-{workflow}")
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import signal
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from longrun.life import LifeLock
 from longrun.testing import ManualClock
 from tests.campaign import duel
 from tests.campaign.forks import Forks
-from tests.campaign.outside import Record, read
+from tests.campaign.outside import Reader, Record, read
 from tests.servers import PostgresServer, RedisServer, Source
 
 PATIENCE = 20.0
@@ -134,11 +133,9 @@ def judge(seen: list[Record], ids: set[str]) -> list[str]:
 
 
 def until(ledger: Path, true: Callable[[list[Record]], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not (ledger.exists() and true(read(ledger))):
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited in vain: {what}\n" + "\n".join(map(str, read(ledger)[-20:])))
-        time.sleep(0.005)
+    with Reader(ledger) as reader:
+        if not reader.until(true, PATIENCE):
+            pytest.fail(f"waited in vain: {what}\n" + "\n".join(map(str, reader.records()[-20:])))
 
 
 async def test_a_renewal_that_came_too_late_is_not_trusted() -> None:

@@ -1,0 +1,1 @@
+"""The threat model of SECURITY.md, a test a line."""
