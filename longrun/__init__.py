@@ -3,8 +3,9 @@
 The map follows the life of an execution; imports only go down this list.
 
     define      registry    steps and workflows by name; what a step may return
-    start       executor    run many; desk and control_room: look and control, running nothing
+    start       executor    run many; office: what clients do too; desk, control_room: look and control
     claim       sweep       take up what nobody alive runs; lease and life: who is alive, whose it is
+                gates       take from limited queues; queues: their limits
     run         runner      one execution, step by step; control: obey pause, resume, cancel, retry
                 attempt     one call of a step; threads, process: where the function is called
                 context     what a step sees; items, branches, ledger: progress inside a step
@@ -12,9 +13,11 @@ The map follows the life of an execution; imports only go down this list.
                 stores      where it is kept; codec, seal: how values become bytes
     event       events      what happened, told after it is durable
     finish      handle      the result, whichever process made it
-    look        eta, plan   when it will be done; what a resume would do; cli: the edge where people look
+    look        eta, plan   when it will be done; what a resume would do; schema: both as JSON
+                cli         the edges where people look: cli, dashboard, notebook
+    beside      telemetry   to be watched; otel, metrics: who watches
 
-Below all of them: errors, records (what users hold), stored (what stores hold), clock, loops, logging.
+Below all of them: errors, records (what users hold), stored (what stores hold), clock, chance, loops, logging.
 
 A name is imported when it is first asked for, so that `longrun --help` does not wait for the whole library.
 """
@@ -25,6 +28,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from longrun.client import Client as Client
+    from longrun.client import client_sync as client_sync
     from longrun.context import StepContext as StepContext
     from longrun.context import SyncStepContext as SyncStepContext
     from longrun.errors import BranchesFailedError as BranchesFailedError
@@ -55,6 +60,7 @@ if TYPE_CHECKING:
     from longrun.errors import StateMismatchError as StateMismatchError
     from longrun.errors import StepError as StepError
     from longrun.errors import StepInterrupted as StepInterrupted
+    from longrun.errors import StepMisuseError as StepMisuseError
     from longrun.errors import StepProcessError as StepProcessError
     from longrun.errors import StepSignatureError as StepSignatureError
     from longrun.errors import StepTimeoutError as StepTimeoutError
@@ -69,11 +75,14 @@ if TYPE_CHECKING:
     from longrun.events import ExecutionEvent as ExecutionEvent
     from longrun.executor import Executor as Executor
     from longrun.handle import ExecutionHandle as ExecutionHandle
+    from longrun.queues import QueueInfo as QueueInfo
+    from longrun.queues import QueueLimit as QueueLimit
     from longrun.records import BranchFailure as BranchFailure
     from longrun.records import Checkpoint as Checkpoint
     from longrun.records import Execution as Execution
     from longrun.records import ExecutionState as ExecutionState
     from longrun.records import ExecutorConfig as ExecutorConfig
+    from longrun.records import Forecast as Forecast
     from longrun.records import Progress as Progress
     from longrun.records import ResumeReport as ResumeReport
     from longrun.records import RetentionPolicy as RetentionPolicy
@@ -99,11 +108,14 @@ if TYPE_CHECKING:
     from longrun.stores import TaskCheckpointStore as TaskCheckpointStore
     from longrun.stores import TaskRecord as TaskRecord
     from longrun.stores import TaskStoreAdapter as TaskStoreAdapter
+    from longrun.stores import copy_store as copy_store
     from longrun.stores import open_store as open_store
+    from longrun.worker import Worker as Worker
 
 __version__ = "0.1.0"
 
 _NAMES = {
+    "client": "Client client_sync",
     "context": "StepContext SyncStepContext",
     "errors": (
         "BranchesFailedError CodecError ConfigError ContextClosedError CorruptDataError DuplicateKeyError"
@@ -111,25 +123,27 @@ _NAMES = {
         " ExecutionExistsError ExecutionFailedError ExecutionNotFoundError InvalidIdError InvalidStateError"
         " ItemsChangedError LeaseLostError LongrunError MissingExtraError NewerFormatError NonRetryable"
         " NotStorableError RegistrationError SignalQueueFullError StateMismatchError StepError StepInterrupted"
-        " StepProcessError StepSignatureError StepTimeoutError StoreError StoreSettingsError StoreUnavailableError"
-        " TooLargeError UnknownStepError UnknownWorkflowError UnsupportedInProcessError"
+        " StepMisuseError StepProcessError StepSignatureError StepTimeoutError StoreError StoreSettingsError"
+        " StoreUnavailableError TooLargeError UnknownStepError UnknownWorkflowError UnsupportedInProcessError"
     ),
     "events": "EventType ExecutionEvent",
     "executor": "Executor",
     "handle": "ExecutionHandle",
+    "queues": "QueueInfo QueueLimit",
     "records": (
-        "BranchFailure Checkpoint Execution ExecutionState ExecutorConfig Progress ResumeReport RetentionPolicy"
-        " RetryPolicy StepRecord"
+        "BranchFailure Checkpoint Execution ExecutionState ExecutorConfig Forecast Progress ResumeReport"
+        " RetentionPolicy RetryPolicy StepRecord"
     ),
     "registry": "Finish Goto Repeat Sleep Step StepRegistry WaitFor Workflow",
     "stores": (
         "CheckpointStore FileCheckpointStore MemoryCheckpointStore PostgresCheckpointStore RedisCheckpointStore"
         " ReplicatedCheckpointStore SQLAlchemyTaskStore SQLiteCheckpointStore StoreBackend TaskCheckpointStore"
-        " TaskRecord TaskStoreAdapter open_store"
+        " TaskRecord TaskStoreAdapter copy_store open_store"
     ),
+    "worker": "Worker",
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = frozenset({*_NAMES, "client", "logging", "testing", "worker"})
+_MODULES = frozenset({*_NAMES, "logging", "metrics", "notebook", "otel", "testing"})
 """What `import longrun` alone makes reachable as `longrun.<module>`."""
 
 _NEED_EXTRAS = frozenset({"PostgresCheckpointStore", "RedisCheckpointStore", "SQLAlchemyTaskStore"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
@@ -37,8 +37,8 @@ PROGRESS_EVERY = 0.1
 class Engine(Protocol):
     """Calls a step's function for an attempt. Registered with the executor by the word in `run_in`."""
 
-    async def run(self, attempt: Attempt, state: Any) -> Any:
-        """What the function returned. Cancellation must end or abandon the call."""
+    def run(self, attempt: Attempt, state: Any) -> Awaitable[Any]:
+        """What the function returns, awaited. Cancellation must end or abandon the call."""
 
     async def aclose(self) -> None: ...
 
@@ -87,30 +87,29 @@ class Outcome:
 class Attempt:
     """One call of a step's function."""
 
+    # Most steps need few of these: what stands here costs nothing until it is set.
+    _stopped = False
+    _over: str | None = None
+    _deadline: float | None = None
+    _info: StepInfo | None = None
+    _left: Leftovers | None = None
+    _saving = False
+    _flight: anyio.Event | None = None
+    _asked = _answered = 0
+    _progress: Progress | None = None
+    _source: Callable[[], Progress] | None = None
+    _announced = False
+    _shown: Progress | None = None
+    _show_at = 0.0
+    _stored: Progress | None = None
+
     def __init__(self, host: Host, step: Step, scope: anyio.CancelScope, ledger: Ledger, threads: StepThreads) -> None:
         """`scope` is entered already, and serves one attempt after the other until one of them has cancelled it."""
         self.step, self.ledger = step, ledger
         self._host = host
         self._threads = threads
         self._scope = scope
-        self._stopped = False
-        self._over: str | None = None
-        self._deadline: float | None = None
-        self._info: StepInfo | None = None
-        self._loop = host.loop
-        self._thread = host.thread
-        self._left: Leftovers | None = None
         self.save_at = time.monotonic() + host.checkpoint_interval
-        self._saving = False
-        self._flight: anyio.Event | None = None
-        self._asked = 0
-        self._answered = 0
-        self._progress: Progress | None = None
-        self._source: Callable[[], Progress] | None = None
-        self._announced = False
-        self._shown: Progress | None = None
-        self._show_at = 0.0
-        self._stored: Progress | None = None
 
     @property
     def info(self) -> StepInfo:
@@ -188,10 +187,10 @@ class Attempt:
 
     def hand_over(self) -> None:
         self.save_at = time.monotonic() + self._host.checkpoint_interval
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._host.thread:
             self._hand_over()
         else:
-            self._loop.call_soon(self._hand_over)
+            self._host.loop.call_soon(self._hand_over)
 
     def _hand_over(self) -> None:
         if not self._saving and self._over is None and self._host.unsaved:
@@ -270,10 +269,10 @@ class Attempt:
     def _tell(self, progress: Progress) -> None:
         self._progress = progress
         if time.monotonic() >= self._show_at:
-            if threading.get_ident() == self._thread:
+            if threading.get_ident() == self._host.thread:
                 self._show(progress)
             else:
-                self._loop.call_soon(self._show, progress)
+                self._host.loop.call_soon(self._show, progress)
 
     def _show(self, progress: Progress) -> None:
         if self._over is not None:
@@ -315,11 +314,10 @@ class Attempt:
 class LoopEngine:
     """Async functions, in the event loop."""
 
-    async def run(self, attempt: Attempt, state: Any) -> Any:
-        function = attempt.step.function
-        if attempt.step.takes_context:
-            return await function(attempt.context(), state)
-        return await function(state)
+    def run(self, attempt: Attempt, state: Any) -> Awaitable[Any]:
+        step = attempt.step
+        call: Awaitable[Any] = step.function(attempt.context(), state) if step.takes_context else step.function(state)
+        return call
 
     async def aclose(self) -> None:
         pass

@@ -6,17 +6,18 @@ and tells what happened once the store has acknowledged it. With coalesced durab
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from longrun.events import EventType
 from longrun.ledger import Ledger
+from longrun.loops import Waiter
 from longrun.outbox import Outbox
 from longrun.records import Progress
 from longrun.snapshot import Snapshot, Snapshots, decode_state
-from longrun.stored import Boundary, Definition, Head, Loaded, Save
+from longrun.stored import EMPTY, TRACE, Boundary, Definition, Head, Loaded, Save, shown_metadata
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 UNSAVED_LIMIT = 4096
 """So many boundaries are gathered at most, whatever the durability: memory is bounded."""
 MISSING: Any = object()
-NOTHING: tuple[dict[str, bytes], tuple[str, ...]] = ({}, ())
+HEAD_FIELDS = tuple(field.name for field in attrs.fields(Head))
+NOTHING: tuple[Mapping[str, bytes], tuple[str, ...]] = (EMPTY, ())
 
 Event = tuple[EventType, dict[str, Any]]
 """An event to be told when the write that makes it true is durable: its type and fields."""
@@ -39,12 +41,16 @@ class Book:
         self._durability = executor.config.durability
         self._interval = executor.config.checkpoint_interval
         self.definition, self._given_steps = self._with_steps(loaded.definition)
+        self.trace: str | None = self.definition.metadata.get(TRACE)
+        if self.trace is not None:
+            self.definition = attrs.evolve(self.definition, metadata=shown_metadata(self.definition.metadata))
         self.id = loaded.definition.id
         self.steps = self.definition.steps
         self.head = loaded.head
-        self._values = attrs.asdict(loaded.head, recurse=False)
+        self._values = {name: getattr(loaded.head, name) for name in HEAD_FIELDS}
         self.ledger = Ledger(loaded.entries)
-        self.outbox = Outbox(executor, self.id, executor.loop)
+        self._loop, self._bus = executor.loop, executor.bus
+        self.outbox = Outbox(executor, self.id, executor.loop, self._tell)
         self.progress: Progress | None = None
         self._value = value
         self._boundary = loaded.boundary
@@ -83,10 +89,10 @@ class Book:
     def unsaved(self) -> bool:
         return bool(self._unsaved) or self.ledger.dirty
 
-    def type_of(self, index: int) -> Any:
-        """The annotation of the state that a step receives."""
+    def type_of(self, index: int, otherwise: Any = Any) -> Any:
+        """The annotation of the state that a step receives; `otherwise` if there is none, or none is known here."""
         step = self._executor.registry.get(self.steps[index]) if index < len(self.steps) else None
-        return Any if step is None else step.state_type
+        return otherwise if step is None else step.state_type
 
     def state(self, annotation: Any) -> Any:
         """What a step receives: the object just returned, once; after that always decoded anew."""
@@ -133,7 +139,7 @@ class Book:
         self.head = Head(**values)
         return self.head
 
-    # writes
+    # writes: handed over at once, and durable when the waiter that is returned has been awaited
 
     async def cross(
         self,
@@ -144,9 +150,30 @@ class Book:
         value: Any = MISSING,
         events: tuple[Event, ...] = (),
         take: tuple[int, ...] = (),
-        durable: bool = True,
     ) -> None:
-        """Cross a boundary. Durable on return, unless `durable` is false and boundaries are being coalesced."""
+        """Cross a boundary; durable on return."""
+        self._note(boundary, changes, snapshot, value, events)
+        await self.commit(changes, take=take)
+
+    def go_on(
+        self, boundary: Boundary, changes: dict[str, Any], snapshot: Snapshot, value: Any, event: Event
+    ) -> Waiter | None:
+        """Cross the boundary between a step and the next: what to await, or None while boundaries are coalesced."""
+        self._note(boundary, changes, snapshot, value, (event,))
+        if self._flush_is_due():
+            return self.write(changes)
+        self._next(changes, self.head.revision)
+        return None
+
+    def _note(
+        self,
+        boundary: Boundary,
+        changes: dict[str, Any],
+        snapshot: Snapshot | None,
+        value: Any,
+        events: tuple[Event, ...],
+    ) -> None:
+        """Take a boundary into the next write, and what was true of the visit before it out of memory."""
         if snapshot is not None:
             self._value = value
             self._boundary = boundary
@@ -160,16 +187,12 @@ class Book:
                 self.ledger = Ledger()
             self.progress = None
         self._unsaved.append(boundary)
-        if self._executor.bus.active:
+        if self._bus.active:
             data = {"seq": boundary.seq, "kind": boundary.kind}
             self._events.append((EventType.CHECKPOINTED, {"step": boundary.name, "data": data}))
             self._events += events
         changes["seq"] = boundary.seq
         changes["updated"] = boundary.ended
-        if durable or self._flush_is_due():
-            await self.commit(changes, take=take)
-        else:
-            self._next(changes, self.head.revision)
 
     def _flush_is_due(self) -> bool:
         if self._durability == "step" or len(self._unsaved) >= UNSAVED_LIMIT:
@@ -182,12 +205,17 @@ class Book:
         self, changes: dict[str, Any], *, take: tuple[int, ...] = (), events: tuple[Event, ...] = ()
     ) -> None:
         """Make `changes` and everything gathered so far durable, then tell what happened."""
-        if events and self._executor.bus.active:
+        if events and self._bus.active:
             self._events += events
-        changes.setdefault("updated", self._clock.now())
-        save, told = self._build(changes, take)
-        await self.outbox.commit(save)
-        self._tell(save, told)
+        error = await self.write(changes, take)
+        if error is not None:
+            raise error
+
+    def write(self, changes: dict[str, Any], take: tuple[int, ...] = ()) -> Waiter:
+        """Hand over `changes` and everything gathered so far; the waiter gets None, or why it never will be durable."""
+        waiter = self._loop.waiter()
+        self._hand_over(changes, take, waiter.set)
+        return waiter
 
     def submit(self, done: Callable[[Any], object]) -> None:
         """Hand over everything gathered so far, without waiting."""
@@ -198,27 +226,24 @@ class Book:
         self._hand_over({}, numbers, done)
 
     def _hand_over(self, changes: dict[str, Any], take: tuple[int, ...], done: Callable[[Any], object]) -> None:
-        changes["updated"] = self._clock.now()
-        save, told = self._build(changes, take)
-
-        def saved(error: object) -> None:
-            if error is None:
-                self._tell(save, told)
-            done(error)
-
-        self.outbox.push(save, saved)
+        if "updated" not in changes:
+            changes["updated"] = self._clock.now()
+        save = self._build(changes, take)
+        told, self._events = self._events, []
+        self.outbox.push(save, told, done)
 
     async def save_progress(self) -> None:
         """Progress inside the step, durable on return."""
         if self.unsaved:
             await self.commit({"crashes": 0})
-        else:
-            await self.outbox.settle()
+        elif (waiter := self.outbox.settled()) is not None:
+            error = await waiter
+            if error is not None:
+                raise error
 
-    def _build(self, changes: dict[str, Any], take: tuple[int, ...]) -> tuple[Save, list[Event]]:
+    def _build(self, changes: dict[str, Any], take: tuple[int, ...]) -> Save:
         put, drop = self.ledger.collect() if self.ledger.used else NOTHING
         head = self._next(changes, self.head.revision + 1)
-        events, self._events = self._events, []
         clear, self._clear = self._clear, False
         boundaries, blobs = self._gathered()
         for boundary in boundaries:
@@ -227,7 +252,7 @@ class Book:
         keep_from, gone = self._snapshots.let_go(exactly=head.owner is None)
         self._saved_at = self._clock.monotonic()
         steps, self._given_steps = self._given_steps, None
-        save = Save(
+        return Save(
             id=self.id,
             head=head,
             boundaries=boundaries,
@@ -240,16 +265,17 @@ class Book:
             drop_blobs=gone,
             steps=steps,
         )
-        return save, events
 
-    def _gathered(self) -> tuple[tuple[Boundary, ...], dict[str, bytes]]:
+    def _gathered(self) -> tuple[tuple[Boundary, ...], Mapping[str, bytes]]:
         """The boundaries not written yet; of those that were coalesced, only the last keeps its state."""
         boundaries, blobs = self._unsaved, self._unsaved_blobs
         if not boundaries:
-            return (), {}
-        self._unsaved, self._unsaved_blobs = [], {}
+            return (), EMPTY
+        self._unsaved = []
+        if blobs:
+            self._unsaved_blobs = {}
         if len(boundaries) == 1:
-            return tuple(boundaries), blobs
+            return (boundaries[0],), blobs or EMPTY
         newest = max((n for n, b in enumerate(boundaries) if b.data is not None), default=-1)
         stripped = [
             b if n == newest or b.data is None else attrs.evolve(b, data=None, blobs=())
@@ -262,7 +288,7 @@ class Book:
     def _tell(self, save: Save, events: list[Event]) -> None:
         if self.on_progress is not None and save.head.crashes == 0:
             self.on_progress()
-        if not save.boundaries and (save.put or save.drop) and self._executor.bus.active:
+        if not save.boundaries and (save.put or save.drop) and self._bus.active:
             self.emit(EventType.CHECKPOINTED, data={"seq": save.head.seq, "kind": "progress"})
         for kind, fields in events:
             self.emit(kind, **fields)

@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 from longrun import codec
-from longrun.errors import BranchesFailedError, ConfigError, ItemsChangedError, StepError
+from longrun.errors import BranchesFailedError, ConfigError, ItemsChangedError, StepError, StepInterrupted
 from longrun.items import Obey, refuse_set
 from longrun.ledger import Group
 from longrun.port import Port
@@ -206,11 +206,25 @@ def as_failure(error: BaseException) -> Exception | None:
     """What a step or a branch raised, as a failure of the attempt; None for what must go on upwards."""
     if isinstance(error, Exception):
         return error
-    if not (isinstance(error, SystemExit) or _is_stray(error)):
+    if _goes_up(error):
         return None
     failure = StepError(f"the step raised {type(error).__name__}, which ends an attempt, not the program")
     failure.__cause__ = error
     return failure
+
+
+def _goes_up(error: BaseException) -> bool:
+    """Whether this ends more than the attempt: a cancellation, Ctrl-C, the end of the coroutine. Anything else that is
+    no `Exception`, a panic in an extension say, is a failure like others: it must not take other executions along."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(not isinstance(one, Exception) and _goes_up(one) for one in error.exceptions)
+    if isinstance(error, KeyboardInterrupt | GeneratorExit | StepInterrupted) or getattr(
+        error, "ends_the_program", False
+    ):
+        return True
+    if isinstance(error, asyncio.CancelledError):
+        return not _is_stray(error)
+    return isinstance(error, anyio.get_cancelled_exc_class())
 
 
 def _is_stray(error: BaseException) -> bool:
@@ -226,7 +240,11 @@ def _is_stray(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> str:
     """An error's type and text, of bounded length."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        words = str(error)
+    except Exception:  # its own defect must not hide what it is
+        words = ""
+    text = f"{type(error).__name__}: {words}" if words else type(error).__name__
     return text if len(text) <= 4000 else text[:3997] + "..."
 
 

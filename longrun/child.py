@@ -29,6 +29,7 @@ from longrun.pipe import Pipe
 from longrun.port import StepInfo
 from longrun.records import Progress
 from longrun.registry import DIRECTIVES, Step, StepRegistry
+from longrun.telemetry import carried
 
 T = TypeVar("T")
 LOOK_EVERY = 0.05
@@ -169,7 +170,8 @@ def _run(pipe: Pipe, job: dict[str, Any]) -> dict[str, Any]:
         state = codec.structure(job["state"], step.state_type, "state")
         port = PipePort(pipe, ledger, math.inf if job["interval"] is None else job["interval"])
         args = (_context(job, port, ledger), state) if job["takes_context"] else (state,)
-        value = step.function(*args)
+        with carried(job["carrier"]):
+            value = step.function(*args)
         ledger.forget_groups()
         if ledger.dirty:
             port.hand_over()

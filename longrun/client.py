@@ -6,93 +6,50 @@ What nobody alive owns, a client claims for the moment it takes to obey a reques
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import anyio.from_thread
 
 from longrun.clock import Clock
-from longrun.crew import Crew
-from longrun.desk import UNCHANGED, check_delay
-from longrun.errors import ExecutionExistsError
+from longrun.errors import ConfigError
 from longrun.handle import ExecutionHandle
-from longrun.records import Checkpoint, ExecutionState, ExecutorConfig
+from longrun.office import Office
+from longrun.records import ExecutorConfig
 from longrun.registry import StepRegistry, Workflow
+from longrun.stored import QUEUE_WORKFLOW
 from longrun.stores import open_store
 from longrun.stores.store import CheckpointStore
+from longrun.telemetry import Observer, Watch
 
 
-class Client(Crew):
+class Client(Office):
     """Submit, look, watch and control. A workflow is named; whoever runs it knows its steps."""
 
     keeps_paused = False
+    runs_here = False
 
     def __init__(
-        self, store: CheckpointStore | str, *, config: ExecutorConfig | None = None, clock: Clock | None = None
+        self,
+        store: CheckpointStore | str,
+        *,
+        config: ExecutorConfig | None = None,
+        clock: Clock | None = None,
+        telemetry: Observer | Iterable[Observer] | None = None,
     ) -> None:
         if not isinstance(store, CheckpointStore):
             store = open_store(store)
         super().__init__(StepRegistry(), store, config or ExecutorConfig(auto_resume=False), clock, strict=False)
         self.takes_work = False
+        self.watch = Watch.of(telemetry)
 
-    async def __aenter__(self) -> Self:
-        await self.store.open()
-        try:
-            await self.sign_on(None)
-        except BaseException:
-            await self.store.aclose()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with anyio.CancelScope(shield=True):
-            await self.drain()
-            await self.give_back()
-        await self.sign_off()
-        await self.store.aclose()
-
-    async def submit(
-        self,
-        workflow: str,
-        state: Any = None,
-        *,
-        id: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        queue: str = "default",
-        priority: int = 0,
-        delay: float | timedelta | None = None,
-    ) -> ExecutionHandle:
-        """Store an execution for any worker that knows the workflow. An `id` given before returns its handle."""
-        seconds = check_delay(delay)
-        due = None if seconds is None else self.clock.now() + seconds
-        head = self.first_head(ExecutionState.INITIALIZED, due=due)
-        named = Workflow(name=workflow, steps=())
-        made = self.new(named, state, head, id=id, metadata=metadata, queue=queue, priority=priority)
-        if not await self.store.create(made):
-            stored = (await self.store.load(made.id)).definition.workflow
-            if stored != workflow:
-                raise ExecutionExistsError(made.id, stored, workflow)
-        return ExecutionHandle(self, made.id)
-
-    async def fork(
-        self,
-        id: str,
-        *,
-        checkpoint: Checkpoint | int | str | None = None,
-        state: Any = UNCHANGED,
-        new_id: str | None = None,
-    ) -> ExecutionHandle:
-        """Store a new execution from an old boundary, for any worker that knows the workflow."""
-        made = await self.forked(id, checkpoint, state, new_id, owner=None)
-        if not await self.store.create(made):
-            raise ExecutionExistsError(made.id, "another execution", made.definition.workflow)
-        return ExecutionHandle(self, made.id)
+    def find_workflow(self, workflow: Any) -> Workflow:
+        """By its name alone: whoever first runs it gives it its steps."""
+        if workflow == QUEUE_WORKFLOW:
+            raise ConfigError("workflow", workflow, "that name is kept for the records of queues")
+        return Workflow(name=workflow, steps=())
 
     def handle(self, id: str) -> ExecutionHandle:
         return ExecutionHandle(self, id)

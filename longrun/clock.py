@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import anyio
 
+from longrun.loops import Awaited
+
 
 class Clock:
     """The system's clocks. `now` is for what is stored, `monotonic` for how long something took."""
@@ -25,7 +27,7 @@ class Clock:
     async def sleep(self, seconds: float) -> None:
         await anyio.sleep(max(0.0, seconds))
 
-    async def wait(self, event: anyio.Event, seconds: float | None) -> bool:
+    async def wait(self, event: Awaited, seconds: float | None) -> bool:
         """Wait until `event` is set, at most `seconds`; True if it was."""
         if seconds is None:
             await event.wait()

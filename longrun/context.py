@@ -15,7 +15,7 @@ import anyio.lowlevel
 
 from longrun import codec
 from longrun.branches import Branches, check_limits, read_items, result_type
-from longrun.errors import StepError
+from longrun.errors import StepMisuseError
 from longrun.handle import BlockingHandle
 from longrun.items import LOOK_EVERY, Each, Loop, Obey, SyncEach, refuse_async, refuse_set
 from longrun.ledger import Group, Ledger
@@ -113,6 +113,8 @@ class _Context:
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """How far this step is: what bars, command line and dashboard show. Until the first call, its loops and maps
         say so. May be called from any thread."""
+        for number in (done, 0.0 if total is None else total):
+            check_amount(number)
         self._port.announce(Progress(done=done, total=total, message=message))
 
 
@@ -171,7 +173,7 @@ class StepContext(_Context):
         name = name or str(getattr(function, "__name__", "map"))
         two = takes_two(function)
         if two is None:
-            raise StepError(f"the function of map {name!r} must take (item) or (ctx, item)")
+            raise StepMisuseError(f"the function of map {name!r} must take (item) or (ctx, item)")
         is_async = _is_async(function)
         found = await read_items(name, items)
         branches = Branches(self._group, self._port, self._obey, name, found, result_type(function, name))
@@ -302,6 +304,11 @@ async def _mapped(
     context: StepContext, function: Any, items: Any, name: str | None, limit: int, tolerate: int
 ) -> list[Any]:
     return await context.map(function, items, name=name, limit=limit, tolerate=tolerate)
+
+
+def check_amount(number: object) -> None:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
+        raise StepMisuseError(f"progress takes numbers from 0 on, not {number!r:.40}")
 
 
 def root_context(info: StepInfo, port: Port, ledger: Ledger) -> StepContext:

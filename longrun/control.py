@@ -160,7 +160,9 @@ class Obedience:
         changes = {"state": State.BLOCKED, "owner": None, "reason": reason}
         event = (EventType.EXECUTION_BLOCKED, {"error": reason})
         await book.cross(book.boundary("block", error=reason), changes, events=(event,), take=take)
-        self._executor.log.warning("execution.blocked", execution=book.id, workflow=book.definition.workflow)
+        self._executor.log.warning(
+            "execution.blocked", execution=book.id, workflow=book.definition.workflow, reason=reason
+        )
 
     async def accept(self, damage: tuple[str, ...]) -> bool:
         """Something stored was broken and an older checkpoint took its place: go on from there, and say so (I5)."""
@@ -168,7 +170,7 @@ class Obedience:
         if self._executor.config.on_corruption == "block":
             await self.block(reason)
             return False
-        self._executor.log.warning("execution.damaged", execution=self._book.id)
+        self._executor.log.warning("execution.damaged", execution=self._book.id, reason=reason)
         await self._book.commit({"reason": reason})
         return True
 

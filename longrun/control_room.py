@@ -11,6 +11,7 @@ import abc
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from typing import Any
 
 import anyio
@@ -20,9 +21,9 @@ from attrs import frozen
 from longrun import codec
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.desk import UNCHANGED, Desk, check_name, encode_payload
-from longrun.errors import ConfigError, InvalidStateError, StoreUnavailableError
+from longrun.errors import ConfigError, InvalidStateError, StepMisuseError, StoreUnavailableError
 from longrun.events import Bus, EventType, ExecutionEvent
-from longrun.records import FINISHED, ExecutionState, check_id, to_time
+from longrun.records import FINISHED, Execution, ExecutionState, check_id, to_time
 from longrun.registry import StepRegistry
 from longrun.stored import Boundary, Loaded, Message, Query
 from longrun.stores.store import CheckpointStore
@@ -44,6 +45,10 @@ EFFECTS = {
 }
 """The ends after which a request has certainly been answered: what was to go on has gone on. In any other end it came
 too late, unless a row says that it took effect before."""
+
+
+inside: ContextVar[str | None] = ContextVar("longrun_execution", default=None)
+"""The execution whose step runs here. It may ask things of itself, but not wait for itself."""
 
 
 @frozen
@@ -68,12 +73,17 @@ class ControlRoom(Desk, abc.ABC):
     def known(self) -> StepRegistry | None:
         return self._known
 
+    def look_here(self, id: str) -> Execution | None:
+        """What is known of an execution without asking the store: nothing, unless it runs here."""
+        return None
+
     # requests
 
     async def pause(
         self, id: str, *, hold: bool = False, interrupt: bool = False, timeout: float | None = None
     ) -> None:
-        """Stop at the step's end or its next checkpoint, or at once with `interrupt`. `hold` survives restarts."""
+        """Stop at the step's end or its next checkpoint, or at once with `interrupt`. `hold` survives restarts. A step
+        may pause its own execution: the call returns at once, and takes effect when the step comes to a point."""
         options = {"hold": bool(hold), "interrupt": bool(interrupt)}
         await self._request(id, "pause", PAUSABLE, options=options, timeout=timeout)
 
@@ -157,6 +167,9 @@ class ControlRoom(Desk, abc.ABC):
             raise InvalidStateError(id, loaded.head.state, kind, hint)
         message = Message(kind=kind, options=options or {}, payload=payload, sent=self.clock.now())
         message = attrs.evolve(message, id=await self.store.send(id, message, limit=SIGNAL_LIMIT * 2))
+        if kind == "pause" and inside.get() == id and not message.options.get("interrupt"):
+            await self.deliver(id)  # its own step asks: it takes effect when the step comes to a point
+            return
         with anyio.move_on_after(timeout) as scope:
             await self._effect(id, message, loaded.head.seq)
         if scope.cancelled_caught:
@@ -194,6 +207,7 @@ class ControlRoom(Desk, abc.ABC):
             loaded = await self.store.load(id)
             if loaded.head.state in states or loaded.head.state.finished:
                 return loaded
+            refuse_inside(id)
             await self.await_change(changed)
 
     async def await_change(self, changed: anyio.Event) -> None:
@@ -223,6 +237,9 @@ class ControlRoom(Desk, abc.ABC):
 
     # what differs between an executor and a client
 
+    async def deliver(self, id: str) -> None:
+        """Hand the messages of an execution to its runner, if it runs here."""
+
     async def obeyed_here(self, id: str, message: Message) -> bool:
         """Wait for a request to be obeyed by a runner of this program; False if none runs it, or it ends without."""
         return False
@@ -239,6 +256,11 @@ class ControlRoom(Desk, abc.ABC):
     def events_of(self, id: str) -> AsyncIterator[ExecutionEvent]:
         """The events of one execution from now on, told from its stored rows."""
         return follow_rows(self, id)
+
+
+def refuse_inside(id: str) -> None:
+    if inside.get() == id:
+        raise StepMisuseError(f"a step of execution {id!r} cannot wait for that execution itself: it would for ever")
 
 
 KINDS = {

@@ -6,6 +6,7 @@ makes true. What a directive asks for that makes no sense is the step's error.
 
 from __future__ import annotations
 
+import math
 import random
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,20 @@ from longrun import codec
 from longrun.book import MISSING, Book
 from longrun.branches import describe
 from longrun.errors import (
+    ConfigError,
     DuplicateKeyError,
     ItemsChangedError,
     NonRetryable,
     NotStorableError,
-    StepError,
+    RegistrationError,
+    StepMisuseError,
     TooLargeError,
+    UnknownStepError,
+    UnknownWorkflowError,
+    UnsupportedInProcessError,
 )
 from longrun.events import EventType
+from longrun.loops import Waiter
 from longrun.records import ExecutionState, RetryPolicy
 from longrun.registry import DIRECTIVES, Finish, Goto, Repeat, Sleep, Step, WaitFor
 from longrun.snapshot import Snapshot
@@ -31,7 +38,20 @@ if TYPE_CHECKING:
     from longrun.crew import Crew
 
 State = ExecutionState
-GIVES_UP = (NonRetryable, NotStorableError, TooLargeError, ItemsChangedError, DuplicateKeyError)
+GIVES_UP = (
+    NonRetryable,
+    NotStorableError,
+    TooLargeError,
+    ItemsChangedError,
+    DuplicateKeyError,
+    StepMisuseError,
+    ConfigError,
+    RegistrationError,
+    UnknownStepError,
+    UnknownWorkflowError,
+    UnsupportedInProcessError,
+)
+"""Errors of the program, not of the moment: another attempt would end in the same way."""
 FOREVER = 253_402_300_799.0
 """The last second of the year 9999, which is as far as a datetime goes."""
 
@@ -44,24 +64,26 @@ class Course:
         self.result: Any = MISSING
         """What the execution ended with, as the object that the last step returned."""
 
-    async def returned(self, step: Step, value: Any) -> bool:
-        """The step is done: move on, as its return value says."""
-        here = self._book.head.step
+    def moved(self, step: Step, value: Any) -> Waiter | bool:
+        """The step is done. If another follows at once, move there: True, or what to await until that is durable."""
+        head, steps = self._book.head, self._book.steps
         if not isinstance(value, DIRECTIVES):
-            return await self._move(step, "step", here + 1, value)
+            return head.step + 1 < len(steps) and self._move(step, "step", head.step + 1, value)
         if isinstance(value, Goto):
-            return await self._move(step, "goto", target_of(value.step, self._book.steps), value.state)
+            return self._move(step, "goto", target_of(value.step, steps), value.state)
         if isinstance(value, Repeat):
-            return await self._move(step, "repeat", here, value.state, iteration=self._book.head.iteration + 1)
-        if isinstance(value, Finish):
-            return await self._complete(value.state, step.name, step.result_type)
-        return await self._park(step, value)
+            return self._move(step, "repeat", head.step, value.state, head.iteration + 1)
+        return False
 
-    async def _move(self, step: Step, kind: str, to: int, value: Any, *, iteration: int = 0) -> bool:
+    async def stopped(self, step: Step, value: Any) -> bool:
+        """The step is done, and none follows at once: it parks or ends the execution, as its return value says."""
+        if isinstance(value, Sleep | WaitFor):
+            return await self._park(step, value)
+        return await self._complete(value.state if isinstance(value, Finish) else value, step.name, step.result_type)
+
+    def _move(self, step: Step, kind: str, to: int, value: Any, iteration: int = 0) -> Waiter | bool:
         book = self._book
-        if to >= len(book.steps):
-            return await self._complete(value, step.name, step.result_type)
-        snapshot = book.snapshot(value, book.type_of(to))
+        snapshot = book.snapshot(value, book.type_of(to, step.result_type))
         boundary = self._crossed(kind, to, snapshot, iteration)
         changes = {
             "step": to,
@@ -74,8 +96,7 @@ class Course:
             "started": boundary.ended,
         }
         event = (EventType.STEP_COMPLETED, {"step": step.name, "attempt": boundary.attempts})
-        await book.cross(boundary, changes, snapshot=snapshot, value=value, events=(event,), durable=False)
-        return True
+        return book.go_on(boundary, changes, snapshot, value, event) or True
 
     def _crossed(self, kind: str, to: int, snapshot: Snapshot, iteration: int = 0) -> Boundary:
         """The boundary at which the step in flight ended and a new visit begins."""
@@ -137,8 +158,7 @@ class Course:
         book = self._book
         due, name = deadline_of(directive, self._executor.clock.now())
         to = self._book.head.step + 1
-        kind = book.type_of(to) if to < len(book.steps) else step.result_type
-        snapshot = book.snapshot(directive.state, kind)
+        snapshot = book.snapshot(directive.state, book.type_of(to, step.result_type))
         boundary = self._crossed("sleep" if name is None else "wait", to, snapshot)
         changes = {
             "state": State.WAITING,
@@ -220,15 +240,15 @@ def target_of(step: object, steps: tuple[str, ...]) -> int:
     if isinstance(step, int) and not isinstance(step, bool):
         if 0 <= step < len(steps):
             return step
-        raise StepError(f"Goto({step}) leads nowhere: this execution has steps 0 to {len(steps) - 1}")
+        raise StepMisuseError(f"Goto({step}) leads nowhere: this execution has steps 0 to {len(steps) - 1}")
     name = step.name if isinstance(step, Step) else getattr(step, "__name__", step)
     if not isinstance(name, str):
-        raise StepError(f"Goto needs the name or the index of a step, not {type(step).__name__}")
+        raise StepMisuseError(f"Goto needs the name or the index of a step, not {type(step).__name__}")
     count = steps.count(name)
     if count > 1:
-        raise StepError(f"Goto({name!r}) is ambiguous: the step stands {count} times in this execution; give its index")
+        raise StepMisuseError(f"Goto({name!r}) is ambiguous: it stands {count} times in this execution; give its index")
     if count == 0:
-        raise StepError(f"Goto({name!r}) leads nowhere: this execution has no such step")
+        raise StepMisuseError(f"Goto({name!r}) leads nowhere: this execution has no such step")
     return steps.index(name)
 
 
@@ -238,16 +258,18 @@ def deadline_of(directive: Sleep | WaitFor, now: float) -> tuple[float | None, s
         return _moment("Sleep", directive.until, now), None
     name: object = directive.signal
     if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
-        raise StepError(f"WaitFor needs the name of a signal, 1 to 200 printable characters, not {name!r:.80}")
+        raise StepMisuseError(f"WaitFor needs the name of a signal, 1 to 200 printable characters, not {name!r:.80}")
     return None if directive.timeout is None else _moment("WaitFor", directive.timeout, now), name
 
 
 def _moment(what: str, until: Any, now: float) -> float:
     if isinstance(until, datetime):
         if until.tzinfo is None:
-            raise StepError(f"{what} until a naive datetime is ambiguous; give one with a time zone")
+            raise StepMisuseError(f"{what} until a naive datetime is ambiguous; give one with a time zone")
         return until.timestamp()
     seconds = until.total_seconds() if isinstance(until, timedelta) else until
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
-        raise StepError(f"{what} takes seconds, a timedelta or an aware datetime, not {type(until).__name__}")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise StepMisuseError(f"{what} takes seconds, a timedelta or an aware datetime, not {type(until).__name__}")
+    if not math.isfinite(seconds):
+        raise StepMisuseError(f"{what} takes a finite number of seconds, not {seconds}; WaitFor can wait without end")
     return min(now + float(min(max(0, seconds), FOREVER)), FOREVER)

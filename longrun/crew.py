@@ -13,22 +13,24 @@ from typing import Any
 
 import anyio
 import attrs
+from anyio.abc import TaskGroup
 
 from longrun.attempt import Engine, LoopEngine, ThreadEngine
 from longrun.book import MISSING, Book
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.control import Obedience
-from longrun.control_room import Ended
+from longrun.control_room import Ended, refuse_inside
 from longrun.errors import ConfigError, LeaseLostError, LongrunError
 from longrun.events import EventType, ExecutionEvent, Listener
 from longrun.lease import LeaseKeeper
 from longrun.life import LifeLock
 from longrun.logging import get_logger
-from longrun.loops import current_loop
+from longrun.loops import Bell, current_loop
 from longrun.places import Places
 from longrun.records import ExecutionState, ExecutorConfig, to_time
 from longrun.registry import Step, StepRegistry
 from longrun.runner import Runner
+from longrun.seat import SUSPECT
 from longrun.starting import Starting
 from longrun.stored import Head, Loaded, Message, Query, Save
 from longrun.stores.store import CheckpointStore
@@ -36,6 +38,8 @@ from longrun.sweep import SWEPT_STATES, UNFINISHED, Sweeper
 from longrun.threads import StepThreads
 
 State = ExecutionState
+SOON = 1.0
+"""A drain that takes longer is worth a line in the log."""
 LAST_WORDS = 5.0
 """How long a step may take to unwind after it was cancelled before it is reported."""
 RESTING = frozenset({State.PAUSED, State.WAITING, State.INITIALIZED})
@@ -75,15 +79,26 @@ class Crew(Starting):
         self.takes_work = config.auto_resume
         self.places = Places(config.max_concurrency)
         self.suspects = Places(1)
+        self.accused: set[str] = set()
+        """What was claimed with a count of crashes that makes it a suspect, and has not been heard yet."""
+        self.hearing = Bell()
         self.sweeper = Sweeper(self, self.swept_states)
         self.stirred = anyio.Event()
-        self._emptied = anyio.Event()
+        self._emptied = Bell()
         self._errands: deque[tuple[Callable[[], Awaitable[Any]], str]] = deque()
         self._errand = anyio.Event()
-        self._patience = anyio.CancelScope()
+        self._patience: anyio.CancelScope | None = None
         self._deadline: float | None = None
-        self._shelters: set[anyio.CancelScope] = set()
-        self._signed_on = self._signing_off = False
+        self._interrupted = self._signing_off = False
+        self._sheltered: TaskGroup | None = None
+        self._early: list[tuple[Callable[..., Awaitable[Any]], tuple[object, ...], str]] = []
+        """What was to be started before the shelter stood."""
+        self._signed_on = self._hurried = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether what ends here can still be written down; only a simulated crash says no."""
+        return True
 
     # signing on and off
 
@@ -95,6 +110,7 @@ class Crew(Starting):
         self._engines: dict[str, Engine] = {"loop": LoopEngine(), "thread": ThreadEngine()}
         await self._take_lease()
         self._tasks = await anyio.create_task_group().__aenter__()
+        self._tasks.start_soon(self._shelter, name="longrun-shelter")
         self._callback = None if listener is None else self.bus.call(listener)
         if self._callback is not None and self._callback.is_async:
             self._start(self._callback.serve, name="longrun-listener")
@@ -103,21 +119,38 @@ class Crew(Starting):
         self._start(self._run_errands, name="longrun-errands")
         self._start(self._sweep, name="longrun-sweep")
         self._start(self._beat, name="longrun-beat")
+        if self.watch is not None:
+            self._engines = self.watch.sign_on(self, self._engines)
         self._signed_on = True
 
-    def _start(self, function: Callable[..., Awaitable[Any]], *args: object, name: str) -> None:
-        self._tasks.start_soon(self._sheltered, function, *args, name=name)
-
-    async def _sheltered(self, function: Callable[..., Awaitable[Any]], *args: object) -> None:
-        """Shielded: when the program around the executor is cancelled, steps still get their time to be drained."""
-        with anyio.CancelScope(shield=True) as scope:
-            self._shelters.add(scope)
+    async def _shelter(self) -> None:
+        """Everything that runs here is in a group that is shielded: when the program around the executor is cancelled,
+        steps still get their time to be drained."""
+        async with anyio.create_task_group() as tasks:
             if self._signing_off:
-                scope.cancel()
-            try:
-                await function(*args)
-            finally:
-                self._shelters.discard(scope)
+                return
+            tasks.cancel_scope.shield = True
+            self._sheltered = tasks
+            for function, args, name in self._early:
+                self._start(function, *args, name=name)
+            await anyio.sleep_forever()
+
+    def _start(self, function: Callable[..., Awaitable[Any]], *args: object, name: str) -> None:
+        if self._sheltered is None:
+            self._early.append((function, args, name))
+        else:
+            self._sheltered.start_soon(self._watched, function, *args, name=name)
+
+    async def _watched(self, function: Callable[..., Awaitable[Any]], *args: object) -> None:
+        """Ctrl-C is raised in whichever task runs. Here it means what it means in the program's own task: the program
+        is to end, and with it the patience of a drain that is under way."""
+        try:
+            await function(*args)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            if self.draining:
+                self.hurry()
+            self._tasks.cancel_scope.cancel()
 
     async def _take_lease(self) -> None:
         self._lock = LifeLock.acquire()
@@ -141,7 +174,8 @@ class Crew(Starting):
     def check_signed_on(self) -> None:
         if not self._signed_on or self.draining:
             state = "left already" if self.draining else "not entered yet"
-            raise ConfigError("executor", state, "use it inside `async with Executor(...) as executor:`")
+            kind = type(self).__name__
+            raise ConfigError(kind.lower(), state, f"use it inside `async with {kind}(...) as {kind.lower()}:`")
 
     async def drain(self) -> None:
         """Let running steps come to a point, then cancel them. Nothing of this is stored as cancelled."""
@@ -152,19 +186,35 @@ class Crew(Starting):
         self._sweeping.cancel()
         for runner in list(self.runners.values()):
             runner.drain()
-        await self._until_empty(self.config.drain_timeout)
+        await self._drained()
         await self.sweeper.claims_made(LAST_WORDS)
+        await self.cut_short()
+        for id, head in list(self.resting.items()):
+            await self._release(id, head)
+
+    async def _drained(self) -> None:
+        """Give steps their time; whoever sits before the terminal hears why the program does not end at once."""
+        soon = min(SOON, self.config.drain_timeout)
+        left = self.config.drain_timeout - soon
+        if await self._until_empty(soon) or self._hurried or left <= 0:
+            return
+        self.log.warning("executor.draining", executions=len(self.runners), seconds_left=left)
+        await self._until_empty(left)
+
+    async def cut_short(self) -> None:
+        """Stop what still runs, at once, and wait for a moment until it has been given back."""
         for runner in list(self.runners.values()):
             runner.interrupt()
         if not await self._until_empty(LAST_WORDS):
             for runner in self.runners.values():
-                self.log.error("step.does_not_stop", execution=runner.id, step=runner.book.step_name)
-        for id, head in list(self.resting.items()):
-            await self._release(id, head)
+                stuck = "step.does_not_stop" if runner.in_step else "store.does_not_answer"
+                self.log.error(stuck, execution=runner.id, step=runner.book.step_name)
 
     def hurry(self) -> None:
         """Wait no longer for steps that are being drained."""
-        self._patience.cancel()
+        self._hurried = True
+        if self._patience is not None:
+            self._patience.cancel()
 
     async def _until_empty(self, seconds: float) -> bool:
         with anyio.move_on_after(seconds) as self._patience:
@@ -176,7 +226,7 @@ class Crew(Starting):
         try:
             await self.store.save(Save(id=id, head=attrs.evolve(head, owner=None, revision=head.revision + 1)))
         except LongrunError as error:  # taken by somebody else, or the store is away: the end of the lock frees it
-            self.log.warning("execution.not_released", execution=id, error_type=type(error).__name__)
+            self.log.warning("execution.not_released", execution=id, problem=str(error))
 
     async def give_back(self) -> None:
         """Give the lease back and end everything that is not a task."""
@@ -199,19 +249,17 @@ class Crew(Starting):
             self._lock.abandon()
             if not isinstance(error, LongrunError):
                 raise
+            self.log.warning("executor.not_signed_off", owner=self.owner, problem=str(error))
 
     async def sign_off(self) -> None:
         """End the tasks. Outside any scope of our own: a task group must be left where it was entered."""
         self.draining = self._signing_off = True
+        if self._sheltered is not None:
+            self._sheltered.cancel_scope.cancel()
         self._tasks.cancel_scope.cancel()
-        for scope in list(self._shelters):
-            scope.cancel()
-        try:
-            await self._tasks.__aexit__(None, None, None)
-        except BaseExceptionGroup as group:
-            if group.subgroup(KeyboardInterrupt) is not None:  # trio raises it in whichever task runs
-                raise KeyboardInterrupt from group
-            raise
+        await self._tasks.__aexit__(None, None, None)
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     async def wait_idle(self) -> None:
         """Return when nothing runs here."""
@@ -227,6 +275,9 @@ class Crew(Starting):
     ) -> Runner:
         """Run an execution that this crew owns."""
         runner = Runner(self, loaded, value=value, controls_only=controls_only, wakes_paused=wakes_paused)
+        before = self.runners.get(runner.id)
+        if before is not None:
+            before.lose()  # others had it meanwhile, which it has not noticed; whoever waits for it must not wait on
         self.runners[runner.id] = runner
         self.resting.pop(runner.id, None)
         self._start(self._run, runner, name=f"longrun-{runner.id}")
@@ -264,11 +315,22 @@ class Crew(Starting):
                 self.sweeper.set_timer(head, runner.id)
         elif self.config.max_concurrency is not None:
             self.stir()  # there is room again
+        self.heard(runner.id)
         runner.book.outbox.give_up(lost or LeaseLostError(runner.id, head.fence))
         runner.finish()
-        emptied, self._emptied = self._emptied, anyio.Event()
+        emptied, self._emptied = self._emptied, Bell()
         emptied.set()
         self.look(runner.id)
+
+    def accuse(self, claimed: list[Loaded]) -> None:
+        """These were claimed together: none of them is tried before all of them have been heard."""
+        self.accused.update(one.definition.id for one in claimed if one.head.crashes >= SUSPECT)
+
+    def heard(self, id: str) -> None:
+        self.accused.discard(id)
+        if not self.accused:
+            rung, self.hearing = self.hearing, Bell()
+            rung.set()
 
     def has(self, id: str) -> bool:
         """Whether an execution is owned here and looked after."""
@@ -285,7 +347,8 @@ class Crew(Starting):
         if name == "process" and name not in self._engines:
             from longrun.process import ProcessEngine
 
-            self._engines[name] = ProcessEngine()
+            engine = ProcessEngine()
+            self._engines[name] = engine if self.watch is None else self.watch.engine(name, engine)
         return self._engines[name]
 
     def spawn(self, function: Callable[[], Awaitable[Any]], *, name: str) -> None:
@@ -306,6 +369,7 @@ class Crew(Starting):
 
     async def block(self, loaded: Loaded, reason: str) -> None:
         """Store a claimed execution as blocked, or leave it so."""
+        self.heard(loaded.definition.id)
         obedience = Obedience(self, Book(self, loaded), controls_only=True)
         if loaded.head.state is State.BLOCKED and loaded.head.reason == reason:
             await obedience.release()
@@ -338,7 +402,7 @@ class Crew(Starting):
             )
 
     def store_failed(self, execution_id: str, error: LongrunError, tries: int) -> None:
-        self.log.warning("store.unavailable", execution=execution_id, error_type=type(error).__name__, tries=tries)
+        self.log.warning("store.unavailable", execution=execution_id, problem=str(error), tries=tries)
         self.emit(EventType.STORE_UNAVAILABLE, execution_id, error=str(error), attempt=tries)
 
     async def _beat(self) -> None:
@@ -363,7 +427,7 @@ class Crew(Starting):
         try:
             removed = await self.store.gc(self.config.retention, self.clock.now())
         except LongrunError as error:
-            self.log.warning("retention.failed", error_type=type(error).__name__)
+            self.log.warning("retention.failed", problem=str(error))
         else:
             if removed:
                 self.log.info("retention.removed", executions=removed)
@@ -421,6 +485,7 @@ class Crew(Starting):
         runner = self.runners.get(id)
         if runner is None:
             return None
+        refuse_inside(id)
         await runner.ended.wait()
         if self._callback is not None:
             await self._callback.catch_up_briefly()
@@ -445,5 +510,5 @@ class Crew(Starting):
                 if loaded.head.fence != head.fence:
                     self.resting.pop(id, None)
         except LongrunError as error:
-            self.log.warning("lease.check_failed", error_type=type(error).__name__)
+            self.log.warning("lease.check_failed", problem=str(error))
             self._keeper.doubt()

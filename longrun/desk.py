@@ -6,21 +6,24 @@ Place in the life of an execution: start, and whenever somebody looks.
 from __future__ import annotations
 
 import builtins
-import secrets
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from longrun import codec, views
+from longrun import chance, codec, views
 from longrun.clock import SYSTEM_CLOCK, Clock
-from longrun.errors import ConfigError, ExecutionNotFoundError, InvalidStateError
-from longrun.records import Checkpoint, Execution, ExecutionState, StepRecord, check_id
+from longrun.errors import ConfigError, CorruptDataError, ExecutionNotFoundError, InvalidStateError
+from longrun.records import Checkpoint, Execution, ExecutionState, Progress, StepRecord, check_id
 from longrun.registry import StepRegistry, Workflow
 from longrun.snapshot import Snapshots, decode_state
-from longrun.stored import Boundary, Create, Definition, Head, Loaded, Query
+from longrun.stored import TRACE, Boundary, Create, Definition, Head, Loaded, Query, shown_metadata
 from longrun.stores.store import CheckpointStore
+
+if TYPE_CHECKING:
+    from longrun.eta import Forecaster
+    from longrun.telemetry import Watch
 
 State = ExecutionState
 UNCHANGED: Any = type("Unchanged", (), {"__repr__": lambda self: "..."})()
@@ -34,11 +37,48 @@ class Desk:
         self.store = store
         self._known = registry
         self.clock = clock
+        self._forecaster: Forecaster | None = None
+        self.watch: Watch | None = None
+        """Telemetry, if there is any."""
+
+    @property
+    def forecaster(self) -> Forecaster:
+        """What says when executions of this store will be done; it remembers what it learnt."""
+        if self._forecaster is None:
+            from longrun.eta import Forecaster  # here: whoever only runs steps does without
+
+            self._forecaster = Forecaster(self.store, self.clock)
+        return self._forecaster
 
     async def get(self, id: str) -> Execution:
-        """What is known of one execution; `ExecutionNotFoundError` if there is none."""
-        loaded = await self.store.load(check_id(id))
-        return views.execution(loaded.definition, loaded.head)
+        """What is known of one execution; `ExecutionNotFoundError` if there is none. One that cannot be read is shown
+        as `list` shows it: blocked, with the reason."""
+        try:
+            loaded = await self.store.load(check_id(id))
+        except CorruptDataError as error:
+            return await self._unreadable(id, error)
+        return await self.view(loaded, self.live_progress(id))
+
+    def live_progress(self, id: str) -> Progress | None:
+        """How far the step in flight is, if it runs here."""
+        return None
+
+    async def _unreadable(self, id: str, error: CorruptDataError) -> Execution:
+        query = Query(text=id, limit=500)
+        while page := await self.store.find(query):
+            for stored in page:
+                if stored.definition.id == id:
+                    head = stored.head
+                    if not head.state.finished:
+                        head = attrs.evolve(head, state=State.BLOCKED, reason=str(error))
+                    return views.execution(stored.definition, head)
+            query = attrs.evolve(query, after=(page[-1].definition.created, page[-1].definition.id))
+        raise error
+
+    async def view(self, loaded: Loaded, live: Progress | None = None) -> Execution:
+        """The record of an execution with its forecast. `live` is progress that is not stored yet."""
+        forecast = await self.forecaster.of(loaded.definition, loaded.head, live)
+        return views.execution(loaded.definition, loaded.head, live, forecast)
 
     async def list(
         self,
@@ -54,7 +94,8 @@ class Desk:
         created_after: datetime | None = None,
         created_before: datetime | None = None,
     ) -> builtins.list[Execution]:
-        """A page of executions, newest first, without their step names. `after` is the last one of the page before."""
+        """A page of executions, newest first, without their step names; fewer than `limit` if it is the last page.
+        `after` is the last one of the page before: the `Execution`, which may have been deleted since, or its id."""
         query = Query(
             states=check_states(state),
             workflows=None if workflow is None else frozenset([workflow] if isinstance(workflow, str) else workflow),
@@ -92,8 +133,13 @@ class Desk:
         return [views.step_record(row) for row in rows]
 
     async def delete(self, id: str) -> None:
-        """Remove a finished execution with everything that belongs to it."""
-        loaded = await self.store.load(check_id(id))
+        """Remove a finished execution with everything that belongs to it; also one of which nothing can be read."""
+        try:
+            loaded = await self.store.load(check_id(id))
+        except CorruptDataError:
+            if not (await self.store.delete([id]))[0]:
+                raise
+            return
         if not loaded.head.state.finished or not (await self.store.delete([id]))[0]:
             raise InvalidStateError(id, loaded.head.state, "delete", "cancel it first")
 
@@ -125,7 +171,23 @@ class Desk:
             parent_id=parent_id,
             created=head.updated,
         )
-        return create(definition, head, state, Any if step is None else step.state_type)
+        return create(self._traced(definition), head, state, Any if step is None else step.state_type)
+
+    def _traced(self, definition: Definition, origin: str | None = None) -> Definition:
+        trace = None if self.watch is None else self.watch.creating(definition, origin)
+        if trace is None:
+            return definition
+        return attrs.evolve(definition, metadata={**definition.metadata, TRACE: trace})
+
+    async def store_new(self, made: Create) -> bool:
+        """Store a new execution; False if its id is taken."""
+        created = False
+        try:
+            created = await self.store.create(made)
+        finally:
+            if self.watch is not None:
+                self.watch.created(made.definition, created)
+        return created
 
     async def forked(
         self, id: str, checkpoint: Checkpoint | int | str | None, state: Any, new_id: str | None, *, owner: str | None
@@ -146,10 +208,10 @@ class Desk:
             loaded.definition,
             id=views.new_id() if new_id is None else check_id(new_id),
             created=head.updated,
-            metadata={**loaded.definition.metadata, "forked_from": f"{id}@{seq}"},
+            metadata={**shown_metadata(loaded.definition.metadata), "forked_from": f"{id}@{seq}"},
             parent_id=None,
         )
-        return create(definition, head, state, kind)
+        return create(self._traced(definition, loaded.definition.metadata.get(TRACE)), head, state, kind)
 
     def first_head(self, state: ExecutionState, *, owner: str | None = None, due: float | None = None) -> Head:
         now = round(self.clock.now(), 6)
@@ -168,7 +230,7 @@ class Desk:
 def random_start() -> int:
     """Where an execution's fencing numbers begin. Were it always the same, an owner that slept through the deletion of
     its execution and the creation of another one with the same id could be taken for the new one's owner."""
-    return secrets.randbits(48)
+    return chance.bits(48)
 
 
 def create(definition: Definition, head: Head, state: Any, annotation: Any, kind: str = "start") -> Create:

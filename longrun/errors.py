@@ -21,6 +21,7 @@
     │   └── SignalQueueFullError       too many signals wait to be taken
     ├── StepError                      raised inside a step
     │   ├── NonRetryable               raise it to give up at once
+    │   ├── StepMisuseError            something asked of longrun that makes no sense; not tried again
     │   ├── StepTimeoutError           an attempt ran over its time
     │   ├── StepProcessError           the child process of a step died
     │   ├── ItemsChangedError          the items no longer fit the stored cursor
@@ -173,6 +174,10 @@ class StepError(LongrunError):
 
 class NonRetryable(StepError):  # noqa: N818 -- the contract's name: it reads as what to do, `raise NonRetryable(...)`
     """Raise it from a step to fail at once, whatever attempts are left."""
+
+
+class StepMisuseError(StepError):
+    """The step asks for what makes no sense, such as a `Goto` to nowhere: another attempt would ask the same."""
 
 
 class StepTimeoutError(StepError):

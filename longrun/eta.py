@@ -1,6 +1,7 @@
 """How far an execution is, and when it will be done: one `Forecast`, for whoever shows it.
 
-Place in the life of an execution: whenever somebody looks. It rests on three things, in this order:
+Place in the life of an execution: whenever somebody looks. Events, `info()`, the command line and the dashboard show
+the same one. It rests on three things, in this order:
 
 - the live rate of the cursor in the step in flight: items a second over the last minute, else since the step began;
 - the seconds that each step took in earlier runs of the workflow (the median of up to ten completed ones, a sleep
@@ -14,15 +15,18 @@ from __future__ import annotations
 
 import statistics
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 from attrs import define, field, frozen
 
 from longrun.clock import SYSTEM_CLOCK, Clock
-from longrun.records import ExecutionState, Progress
+from longrun.errors import CorruptDataError, LongrunError
+from longrun.logging import get_logger
+from longrun.records import ExecutionState, Forecast, Progress
 from longrun.stored import Boundary, Definition, Head, Query
 from longrun.stores.store import CheckpointStore
 
@@ -34,32 +38,18 @@ ROWS = 5000
 OWN_ROWS = 200
 WINDOW = 60.0
 LEARN_AGAIN = 300.0
+LOOK_AGAIN = 1.0
+"""How often events make it look at an execution's own rows, at most."""
 REMEMBERED = 1000
 MOVES = frozenset({"step", "goto", "repeat", "sleep", "wait", "finish"})
 STANDING = frozenset({State.PAUSED, State.BLOCKED})
+log = get_logger()
 
 
-@frozen(kw_only=True)
-class Forecast:
-    """How far, how fast, how long still. `remaining` is in seconds; None where nothing honest can be said."""
+class Spawn(Protocol):
+    """Runs something beside everything else."""
 
-    fraction: float
-    remaining: float | None = None
-    rate: float | None = None
-    """Items a second in the step in flight."""
-    step: Progress | None = None
-    """How far the step in flight is, if it says so."""
-    basis: str = "none"
-    """What `remaining` rests on: rate, history, own (this run's finished steps), none."""
-
-    def to_data(self) -> dict[str, Any]:
-        """The same as JSON values, for events and documents."""
-        return {
-            "fraction": round(self.fraction, 6),
-            "remaining_seconds": None if self.remaining is None else round(self.remaining, 3),
-            "items_per_second": None if self.rate is None else round(self.rate, 6),
-            "basis": self.basis,
-        }
+    def __call__(self, function: Callable[[], Awaitable[Any]], *, name: str) -> None: ...
 
 
 @frozen
@@ -201,6 +191,7 @@ class _Known:
     own: Mapping[tuple[int, str | None], float]
     spread: Spread
     learned: Weights
+    moment: float
 
 
 class Forecaster:
@@ -211,6 +202,7 @@ class Forecaster:
         self._learned: OrderedDict[str, tuple[float, Weights]] = OrderedDict()
         self._meters: OrderedDict[str, _Meter] = OrderedDict()
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._looking: set[str] = set()
 
     async def of(
         self, definition: Definition, head: Head, live: Progress | None = None, *, own: bool = True
@@ -223,10 +215,11 @@ class Forecaster:
         known = self._known.get(definition.id)
         if known is None or known.seq != head.seq or known.learned is not learned:
             after = max(0, head.seq - OWN_ROWS)
-            rows = await self._store.boundaries(definition.id, after=after, limit=OWN_ROWS) if own else []
+            rows = await self._rows(definition.id, after, OWN_ROWS) if own else []
             seconds = spent(rows)
             spread = Spread(definition.total, definition.steps, learned, weights_of([seconds]))
-            _remember(self._known, definition.id, _Known(head.seq, seconds, spread, learned))
+            known = _Known(head.seq, seconds, spread, learned, self._clock.monotonic())
+            _remember(self._known, definition.id, known)
         return self.at_once(definition, head, live)
 
     def at_once(self, definition: Definition, head: Head, live: Progress | None = None) -> Forecast:
@@ -237,10 +230,31 @@ class Forecaster:
             head = attrs.evolve(head, done=live.done, of=live.total, note=live.message)
         known = self._known.get(definition.id)
         if known is None or len(known.spread.seconds) != definition.total:
-            known = _Known(0, {}, Spread(definition.total, (), Weights(), Weights()), Weights())
+            known = _Known(-1, {}, Spread(definition.total, (), Weights(), Weights()), Weights(), float("-inf"))
+            _remember(self._known, definition.id, known)
         here = sum(seconds for (index, _), seconds in known.own.items() if index == head.step)
         rate = self._rate(definition.id, head, live is not None)
         return forecast(definition, head, known.spread, self._clock.now(), rate=rate, here=here)
+
+    def tell(self, definition: Definition, head: Head, live: Progress | None, spawn: Spawn) -> dict[str, Any]:
+        """The data of an event that shows progress. An event cannot wait for the store: what is not known yet, or no
+        longer true, is looked up beside it (`spawn`) for those that follow."""
+        data = {} if live is None else {"done": live.done, "total": live.total, "message": live.message}
+        data.update(self.at_once(definition, head, live).to_data())
+        known, now = self._known.get(definition.id), self._clock.monotonic()
+        old = known is not None and known.seq != head.seq and now >= known.moment + LOOK_AGAIN
+        if old and definition.id not in self._looking:
+            self._looking.add(definition.id)
+            spawn(partial(self._look, definition, head), name="longrun-forecast")
+        return data
+
+    async def _look(self, definition: Definition, head: Head) -> None:
+        try:
+            await self.of(definition, head)
+        except LongrunError as error:  # nobody waits for it, and the next event asks again
+            log.debug("forecast.failed", execution=definition.id, problem=str(error))
+        finally:
+            self._looking.discard(definition.id)
 
     async def weights(self, workflow: str) -> Weights:
         """What earlier runs of a workflow teach, looked up again every few minutes."""
@@ -253,20 +267,27 @@ class Forecaster:
         for stored in await self._store.find(query):
             if left <= 0:
                 break
-            rows = await self._store.boundaries(stored.definition.id, limit=min(left, 1000))
+            rows = await self._rows(stored.definition.id, 0, min(left, 1000))
             left -= len(rows)
             runs.append(spent(rows))
         learned = weights_of(runs)
         _remember(self._learned, workflow, (now, learned))
         return learned
 
+    async def _rows(self, id: str, after: int, limit: int) -> list[Boundary]:
+        """The rows of a run; none where they are damaged: that is no reason not to show the others."""
+        try:
+            return await self._store.boundaries(id, after=after, limit=limit)
+        except CorruptDataError:
+            return []
+
     def _rate(self, id: str, head: Head, live: bool) -> float | None:
+        if head.state is not State.RUNNING:
+            return None
         meter = self._meters.get(id)
         if meter is None or meter.visit != head.visit:
             meter = _Meter(head.visit)
         _remember(self._meters, id, meter)
-        if head.state is not State.RUNNING:
-            return None
         meter.note(self._clock.now() if live else head.updated, head.done)
         return meter.rate(head)
 

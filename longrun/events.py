@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 from attrs import field, frozen
@@ -66,6 +66,14 @@ class ExecutionEvent:
 Listener = Callable[[ExecutionEvent], Any]
 
 
+class Ear(Protocol):
+    """What the bus hands events to."""
+
+    def put(self, event: ExecutionEvent) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Subscription:
     """One listener's buffer, read as an async iterator. `dropped` counts what did not fit."""
 
@@ -117,9 +125,11 @@ class Bus:
     """Fans events out. Lives in one event loop; `emit` never waits."""
 
     def __init__(self) -> None:
-        self._subscriptions: list[Subscription | _Callback] = []
+        self._subscriptions: list[Ear] = []
         self.active = False
         """Whether anybody listens: if not, events need not even be built."""
+        self.audience = False
+        """Whether somebody listens who is shown progress: telemetry is not."""
 
     def emit(self, event: ExecutionEvent) -> None:
         for subscription in self._subscriptions:
@@ -136,14 +146,20 @@ class Bus:
         self._add(callback)
         return callback
 
-    def _add(self, subscription: Subscription | _Callback) -> None:
-        self._subscriptions.append(subscription)
+    def tap(self, ear: Ear) -> None:
+        """Hand every event to something of one's own, at once: it must neither wait nor raise."""
+        self._subscriptions.append(ear)
         self.active = True
 
-    def remove(self, subscription: Subscription | _Callback) -> None:
+    def _add(self, subscription: Ear) -> None:
+        self._subscriptions.append(subscription)
+        self.active = self.audience = True
+
+    def remove(self, subscription: Ear) -> None:
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
         self.active = bool(self._subscriptions)
+        self.audience = any(isinstance(one, Subscription | _Callback) for one in self._subscriptions)
 
     def close(self) -> None:
         for subscription in list(self._subscriptions):
@@ -164,7 +180,7 @@ class _Callback:
         self._closed = False
         self._behind = False
         self.is_async = is_async(listener)
-        self.dropped = 0
+        self.dropped = self.failed = 0
         if not self.is_async:
             threading.Thread(target=self._run, name="longrun-listener", daemon=True).start()
 
@@ -202,7 +218,7 @@ class _Callback:
                 try:
                     await self._listener(self._buffer[0])
                 except Exception as error:
-                    _report(error)
+                    self._report(error)
                 self._buffer.popleft()
             self._set_idle()
             if self._closed:
@@ -216,7 +232,7 @@ class _Callback:
                 try:
                     self._listener(self._buffer[0])
                 except Exception as error:
-                    _report(error)
+                    self._report(error)
                 self._buffer.popleft()
             self._loop.call_soon(self._set_idle)
             if self._closed:
@@ -228,6 +244,8 @@ class _Callback:
         if not self._buffer:
             self._idle.set()
 
-
-def _report(error: Exception) -> None:
-    log.warning("listener.failed", error_type=type(error).__name__)
+    def _report(self, error: Exception) -> None:
+        """At the first, second, fourth, eighth … failure: one that always fails must not fill the log."""
+        self.failed += 1
+        if self.failed & (self.failed - 1) == 0:
+            log.warning("listener.failed", error_type=type(error).__name__, failures=self.failed)

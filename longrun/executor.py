@@ -9,9 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import signal as signals
-from collections.abc import AsyncIterator, Mapping
-from datetime import timedelta
-from types import TracebackType
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Self
 
 import anyio
@@ -19,21 +17,21 @@ import anyio
 from longrun import views
 from longrun.clock import Clock
 from longrun.control_room import follow_rows
-from longrun.crew import Crew
-from longrun.desk import UNCHANGED, check_delay
-from longrun.errors import ConfigError, ExecutionExistsError, ExecutionNotFoundError
+from longrun.errors import ConfigError, ExecutionNotFoundError
 from longrun.events import LAST_EVENTS, ExecutionEvent, Listener, Subscription
 from longrun.handle import ExecutionHandle
-from longrun.records import Checkpoint, Execution, ExecutionState, ExecutorConfig, ResumeReport, check_id
-from longrun.registry import StepRegistry
+from longrun.office import Office
+from longrun.records import Checkpoint, Execution, ExecutionState, ExecutorConfig, Progress, ResumeReport, check_id
+from longrun.registry import StepRegistry, Workflow
 from longrun.starting import Steps
 from longrun.stores import open_store
 from longrun.stores.store import CheckpointStore
+from longrun.telemetry import Observer, Watch
 
 State = ExecutionState
 
 
-class Executor(Crew):
+class Executor(Office):
     """Runs workflows of a registry, checkpoints them in a store, and takes up what a crash left."""
 
     def __init__(
@@ -45,6 +43,7 @@ class Executor(Crew):
         on_event: Listener | None = None,
         clock: Clock | None = None,
         strict: bool = False,
+        telemetry: Observer | Iterable[Observer] | None = None,
     ) -> None:
         _check_kind("registry", registry, StepRegistry)
         config = ExecutorConfig() if config is None else config
@@ -54,21 +53,13 @@ class Executor(Crew):
         if not isinstance(store, CheckpointStore):
             store = open_store(store if store is not None else f"file:{config.checkpoint_dir}")
         super().__init__(registry, store, config, clock, strict)
+        self.watch = Watch.of(telemetry)
         self._on_event = on_event
-        self._entered = False
 
     # entering and leaving
 
     async def __aenter__(self) -> Self:
-        if self._entered:
-            raise ConfigError("executor", "entered", "an executor can be entered once; make another one")
-        self._entered = True
-        await self.store.open()
-        try:
-            await self.sign_on(self._on_event)
-        except BaseException:
-            await self.store.aclose()
-            raise
+        await super().__aenter__()
         if self.config.auto_resume:
             try:
                 await self.auto_resume_all()
@@ -76,24 +67,6 @@ class Executor(Crew):
                 await self.__aexit__(type(error), error, None)
                 raise
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            # Shielded: what is unfinished must be written down and given back even when the program is being cancelled.
-            with anyio.CancelScope(shield=True):
-                try:
-                    await self.drain()
-                finally:
-                    await self.give_back()
-        finally:
-            self.closed = True
-            self.look()
-            try:
-                await self.sign_off()
-            finally:
-                await self.store.aclose()
 
     async def serve(self) -> None:
         """Run until SIGTERM or SIGINT, then drain. A second signal ends the patience with steps that still run."""
@@ -127,49 +100,21 @@ class Executor(Crew):
         await self.start_new(made, found)
         return ExecutionHandle(self, made.id)
 
-    async def submit(
-        self,
-        workflow: Steps,
-        state: Any = None,
-        *,
-        id: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        queue: str = "default",
-        priority: int = 0,
-        delay: float | timedelta | None = None,
-    ) -> ExecutionHandle:
-        """Store a new execution for any worker on this store."""
-        seconds = check_delay(delay)
-        due = None if seconds is None else self.clock.now() + seconds
-        head = self.first_head(State.INITIALIZED, due=due)
-        made, found = self.made(workflow, state, head, id, metadata, queue=queue, priority=priority)
-        if not await self.create(made):
-            await self.existing(made.id, found)
-        return ExecutionHandle(self, made.id)
-
-    async def fork(
-        self,
-        id: str,
-        *,
-        checkpoint: Checkpoint | int | str | None = None,
-        state: Any = UNCHANGED,
-        new_id: str | None = None,
-    ) -> ExecutionHandle:
-        """A new execution from an old boundary, without its signals, children and in-step data."""
-        self.check_signed_on()
-        made = await self.forked(id, checkpoint, state, new_id, owner=self.owner)
-        if not await self.create(made, forked_from=id):
-            taken = await self.store.load(made.id)
-            raise ExecutionExistsError(made.id, taken.definition.workflow, f"a fork of {id!r}")
-        return ExecutionHandle(self, made.id)
+    def find_workflow(self, workflow: Any) -> Workflow:
+        return self.resolved(workflow)
 
     # looking
 
-    async def get(self, id: str) -> Execution:
-        """What is known of one execution, with live progress if it runs here."""
-        loaded = await self.store.load(check_id(id))
+    def live_progress(self, id: str) -> Progress | None:
         runner = self.runners.get(id)
-        return views.execution(loaded.definition, loaded.head, None if runner is None else runner.live_progress)
+        return None if runner is None else runner.live_progress
+
+    def look_here(self, id: str) -> Execution | None:
+        runner = self.runners.get(id)
+        if runner is None:
+            return None
+        definition, head, live = runner.book.definition, runner.head, runner.live_progress
+        return views.execution(definition, head, live, self.forecaster.at_once(definition, head, live))
 
     async def history(self, id: str) -> builtins.list[Checkpoint]:
         """The checkpoints whose states are kept, oldest first: as many as the retention policy says."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from longrun import views
 from longrun.desk import UNCHANGED, check_states
 from longrun.errors import (
+    CorruptDataError,
     ExecutionBlockedError,
     ExecutionCancelledError,
     ExecutionError,
@@ -43,6 +44,13 @@ class ExecutionHandle:
     def __repr__(self) -> str:
         return f"<ExecutionHandle {self.id}>"
 
+    def _repr_html_(self) -> str:
+        """In a notebook: where it stands, if it runs here; a cell's value cannot wait for a store."""
+        from longrun import notebook
+
+        known = self._room.look_here(self.id)
+        return notebook.unknown(self.id) if known is None else notebook.html(known)
+
     async def result(self) -> Any:
         """Wait for the end and give its result; raise `ExecutionFailedError`, `ExecutionCancelledError` or
         `ExecutionBlockedError` if there is none."""
@@ -50,7 +58,10 @@ class ExecutionHandle:
             here = await self._room.ended_here(self.id)
             if here is not None:
                 return here.value
-            loaded = await self._room.until(self.id, frozenset({State.BLOCKED}))
+            try:
+                loaded = await self._room.until(self.id, frozenset({State.BLOCKED}))
+            except CorruptDataError as error:
+                raise ExecutionBlockedError(self.id, error=str(error)) from error
             return result_of(loaded, self._room)
 
     async def wait(self, *states: ExecutionState | str) -> Execution:
@@ -58,7 +69,8 @@ class ExecutionHandle:
         wanted = check_states(states) or frozenset()
         async with self._away():
             loaded = await self._room.until(self.id, wanted)
-        return views.execution(loaded.definition, loaded.head)
+        forecast = self._room.forecaster.at_once(loaded.definition, loaded.head)
+        return views.execution(loaded.definition, loaded.head, forecast=forecast)
 
     async def pause(self, *, hold: bool = False, interrupt: bool = False, timeout: float | None = None) -> None:
         await self._room.pause(self.id, hold=hold, interrupt=interrupt, timeout=timeout)

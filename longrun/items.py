@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio.lowlevel
 
-from longrun.errors import ConfigError, ItemsChangedError, StepError
+from longrun.errors import ConfigError, ItemsChangedError, StepMisuseError
 from longrun.ledger import Cursor, Group
 from longrun.port import Port
 from longrun.records import Progress
@@ -145,6 +145,11 @@ class Each(Generic[T]):
         loop.begin()
         return item
 
+    if not TYPE_CHECKING:  # a type checker has its own words for it
+
+        def __iter__(self) -> Iterator[T]:
+            raise StepMisuseError(f"this step is async: write `async for … in ctx.each({self._loop.name!r}, …)`")
+
     async def _later(self) -> T:
         if self._async_next is not None:
             return await self._async_next.__anext__()
@@ -198,6 +203,11 @@ class SyncEach(Generic[T]):
         loop.begin()
         return item
 
+    if not TYPE_CHECKING:  # a type checker has its own words for it
+
+        def __aiter__(self) -> AsyncIterator[T]:
+            raise StepMisuseError(f"this step is a plain function: write `for … in ctx.each({self._loop.name!r}, …)`")
+
     def _point(self, loop: Loop) -> None:
         if loop.waits:
             loop.port.call_from_thread(loop.point, lasting=loop.port.attention)
@@ -217,12 +227,12 @@ def check_loop(name: Any, every: Any) -> None:
 
 def refuse_set(name: str, items: Any) -> None:
     if isinstance(items, set | frozenset):
-        raise StepError(f"the items of {name!r} are a set, which has no stable order; give a list, e.g. sorted(items)")
+        raise StepMisuseError(f"the items of {name!r} are a set, which has no stable order; give sorted(items)")
 
 
 def refuse_async(name: str, items: Any) -> None:
     if isinstance(items, AsyncIterable):
-        raise StepError(f"the items of {name!r} are an async iterable; a plain step needs a plain one")
+        raise StepMisuseError(f"the items of {name!r} are an async iterable; a plain step needs a plain one")
 
 
 def skip(loop: Loop, items: Iterable[T]) -> Iterator[T]:

@@ -2,14 +2,18 @@
 
 Place in the life of an execution: beside it. If the application has configured structlog, lines go where it says. If
 not, they go to the standard library's logger `longrun`, so that nothing is printed below WARNING unless asked for.
-No line carries a state, a payload or an exception's text.
+No line carries a state, a payload or the text of an exception from outside; what longrun's own errors say of a store or
+of a blocked execution it does.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import MutableMapping
 from typing import Any
+
+from longrun.errors import ConfigError
 
 _fallback = logging.getLogger("longrun")
 
@@ -46,7 +50,7 @@ class Log:
         structlog = sys.modules.get("structlog")  # a program that has not imported it has not configured it
         if structlog is not None and structlog.is_configured():
             if self._bound is None:
-                self._bound = structlog.get_logger("longrun").bind(**self._fields)
+                self._bound = structlog.get_logger("longrun", **self._fields)  # lazy: a later configuration counts too
             getattr(self._bound, method)(event, **fields)
         elif _fallback.isEnabledFor(level):
             exc_info = fields.pop("exc_info", None)
@@ -57,6 +61,15 @@ class Log:
 def _plain(value: Any) -> str:
     text = str(value)
     return text if text.isprintable() and " " not in text else ascii(text)
+
+
+def _escape(logger: Any, method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """What a program put into a field must not steer a terminal. A traceback keeps its lines."""
+    for key, value in fields.items():
+        if isinstance(value, str) and not value.isprintable():
+            lines = value.split("\n") if key in ("exception", "stack") else [value]
+            fields[key] = "\n".join(line if line.isprintable() else ascii(line)[1:-1] for line in lines)
+    return fields
 
 
 def get_logger(**fields: Any) -> Log:
@@ -74,7 +87,9 @@ def configure(level: str | int = "INFO", *, json: bool = False) -> None:
     """A sensible structlog set-up on standard error, for programs that have none."""
     import structlog
 
-    number = logging.getLevelName(level.upper()) if isinstance(level, str) else level
+    number = logging.getLevelNamesMapping().get(level.upper()) if isinstance(level, str) else level
+    if number is None:
+        raise ConfigError("level", level, "give one of debug, info, warning, error, critical")
     renderer: Any = (
         structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
@@ -85,6 +100,7 @@ def configure(level: str | int = "INFO", *, json: bool = False) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
             structlog.processors.format_exc_info,
+            _escape,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
 
-T = TypeVar("T")
+import anyio
 
 
 class Waiter(Protocol):
-    """Somebody who waits in a loop for one answer. Both methods are called in that loop."""
+    """Somebody who waits in a loop for one answer: it is set, and awaited, in that loop."""
 
     def set(self, answer: Any) -> None: ...
 
-    async def wait(self) -> Any: ...
+    def __await__(self) -> Generator[Any, Any, Any]: ...
 
 
 class Loop(Protocol):
@@ -30,18 +30,12 @@ class Loop(Protocol):
     def waiter(self) -> Waiter: ...
 
 
-class _AsyncioWaiter(Generic[T]):
-    __slots__ = ("_future",)
+class _AsyncioWaiter(asyncio.Future[Any]):
+    """A future itself: there is one for every write, and nothing that is between them is free."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._future: asyncio.Future[T] = loop.create_future()
-
-    def set(self, answer: T) -> None:
-        if not self._future.done():
-            self._future.set_result(answer)
-
-    async def wait(self) -> T:
-        return await self._future
+    def set(self, answer: Any) -> None:
+        if not self.done():
+            self.set_result(answer)
 
 
 class _AsyncioLoop:
@@ -56,7 +50,7 @@ class _AsyncioLoop:
         return True
 
     def waiter(self) -> Waiter:
-        return _AsyncioWaiter(self._loop)
+        return _AsyncioWaiter(loop=self._loop)
 
 
 class _TrioWaiter:
@@ -73,8 +67,8 @@ class _TrioWaiter:
             self._answer = answer
             self._event.set()
 
-    async def wait(self) -> Any:
-        await self._event.wait()
+    def __await__(self) -> Generator[Any, Any, Any]:
+        yield from self._event.wait().__await__()
         return self._answer
 
 
@@ -94,6 +88,39 @@ class _TrioLoop:
 
     def waiter(self) -> Waiter:
         return _TrioWaiter()
+
+
+class Awaited(Protocol):
+    """Something that happens once: an `anyio.Event`, or a `Bell`."""
+
+    def is_set(self) -> bool: ...
+
+    async def wait(self) -> None: ...
+
+
+class Bell:
+    """An event for which, mostly, nobody waits: it costs next to nothing until somebody does."""
+
+    __slots__ = ("_event", "_rung")
+
+    def __init__(self) -> None:
+        self._rung = False
+        self._event: anyio.Event | None = None
+
+    def set(self) -> None:
+        self._rung = True
+        if self._event is not None:
+            self._event.set()
+
+    def is_set(self) -> bool:
+        return self._rung
+
+    async def wait(self) -> None:
+        if self._event is None:
+            self._event = anyio.Event()
+            if self._rung:
+                self._event.set()
+        await self._event.wait()
 
 
 _here = threading.local()

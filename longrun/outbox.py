@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from longrun.clock import Clock
 from longrun.errors import LongrunError, StoreUnavailableError
-from longrun.loops import Loop
+from longrun.loops import Loop, Waiter
 from longrun.records import RetryPolicy
 from longrun.stored import Save
 from longrun.stores.store import CheckpointStore
+
+if TYPE_CHECKING:
+    from longrun.telemetry import Watch
 
 BACKOFF = RetryPolicy(initial=0.05, factor=2.0, maximum=5.0, jitter=True)
 
@@ -28,6 +31,7 @@ class Courier(Protocol):
 
     store: CheckpointStore
     clock: Clock
+    watch: Watch | None
 
     def spawn(self, function: Callable[[], Awaitable[Any]], *, name: str) -> None: ...
 
@@ -35,11 +39,13 @@ class Courier(Protocol):
 
 
 class Outbox:
-    def __init__(self, courier: Courier, execution_id: str, loop: Loop) -> None:
+    def __init__(self, courier: Courier, execution_id: str, loop: Loop, tell: Callable[[Save, Any], object]) -> None:
+        """`tell` is called with every write that has become durable and with what was pushed along with it."""
         self._courier = courier
         self._loop = loop
         self._id = execution_id
-        self._pending: deque[tuple[Save, Done]] = deque()
+        self._tell = tell
+        self._pending: deque[tuple[Save, Any, Done]] = deque()
         self._flying = 0
         self._failure: LongrunError | None = None
         self._tries = 0
@@ -50,37 +56,30 @@ class Outbox:
     def empty(self) -> bool:
         return not self._pending
 
-    def push(self, save: Save, done: Done) -> None:
+    def push(self, save: Save, told: Any, done: Done) -> None:
         """Hand a write over; `done` gets None when it is durable, or why it never will be."""
         if self.lost is not None:
             done(self.lost)
             return
-        self._pending.append((save, done))
+        if self._courier.watch is not None:
+            done = self._courier.watch.timed(save, done)
+        self._pending.append((save, told, done))
         if self._failure is None:
             self._submit(save)
 
-    async def commit(self, save: Save) -> None:
-        """Durable on return; `LeaseLostError` if the execution belongs to somebody else now."""
+    def settled(self) -> Waiter | None:
+        """What to await until everything handed over so far is durable: it gets None, or why it never will be."""
+        if not self._pending:
+            return None
         waiter = self._loop.waiter()
-        self.push(save, waiter.set)
-        error = await waiter.wait()
-        if error is not None:
-            raise error
+        save, told, done = self._pending[-1]
 
-    async def settle(self) -> None:
-        """Return when everything handed over so far is durable."""
-        if self._pending:
-            waiter = self._loop.waiter()
-            save, done = self._pending[-1]
+        def both(error: LongrunError | None) -> None:
+            done(error)
+            waiter.set(error)
 
-            def both(error: LongrunError | None) -> None:
-                done(error)
-                waiter.set(error)
-
-            self._pending[-1] = (save, both)
-            error = await waiter.wait()
-            if error is not None:
-                raise error
+        self._pending[-1] = (save, told, both)
+        return waiter
 
     def _submit(self, save: Save) -> None:
         self._flying += 1
@@ -95,7 +94,9 @@ class Outbox:
             return
         if error is None and self._failure is None:
             self._tries = 0
-            self._pending.popleft()[1](None)
+            save, told, done = self._pending.popleft()
+            self._tell(save, told)
+            done(None)
         elif error is None or isinstance(error, StoreUnavailableError):
             self._retry_later(error)
         else:
@@ -112,7 +113,7 @@ class Outbox:
     async def _retry(self) -> None:
         await self._courier.clock.sleep(BACKOFF.delay(self._tries))
         self._failure = None
-        for save, _ in list(self._pending):
+        for save, _, _ in list(self._pending):
             if self._failure is None:  # a store that was closed answers at once
                 self._submit(save)
 
@@ -120,5 +121,5 @@ class Outbox:
         """Nothing more can be written: tell everybody who waits."""
         self.lost = self.lost or error
         pending, self._pending = self._pending, deque()
-        for _, done in pending:
+        for _, _, done in pending:
             done(error)

@@ -25,6 +25,7 @@ from longrun.errors import NonRetryable, StepProcessError, UnsupportedInProcessE
 from longrun.pipe import Pipe
 from longrun.records import Progress
 from longrun.registry import DIRECTIVES, Step
+from longrun.telemetry import carrier
 from longrun.threads import call_from_thread
 
 IDLE = 4
@@ -118,6 +119,7 @@ def _job(attempt: Attempt, state: Any) -> dict[str, Any]:
         "entries": {key: data.decode() for key, data in attempt.ledger.entries.items()},
         "interval": None if attempt.interval == math.inf else attempt.interval,
         "state": codec.unstructure(state, step.state_type),
+        "carrier": carrier(),
     }
 
 

@@ -79,6 +79,33 @@ class Progress:
 
 
 @frozen(kw_only=True)
+class Forecast:
+    """How far a whole execution is, how fast, how long still: `eta.py` says how it is made.
+
+    `fraction` weighs each step with the time that it took in earlier runs; `remaining` is in seconds, None where
+    nothing honest can be said.
+    """
+
+    fraction: float
+    remaining: float | None = None
+    rate: float | None = None
+    """Items a second in the step in flight."""
+    step: Progress | None = None
+    """How far the step in flight is, if it says so."""
+    basis: str = "none"
+    """What `remaining` rests on: rate, history, own (this run's finished steps), none."""
+
+    def to_data(self) -> dict[str, Any]:
+        """The same as JSON values, for events and documents."""
+        return {
+            "fraction": round(self.fraction, 6),
+            "remaining_seconds": None if self.remaining is None else round(self.remaining, 3),
+            "items_per_second": None if self.rate is None else round(self.rate, 6),
+            "basis": self.basis,
+        }
+
+
+@frozen(kw_only=True)
 class Execution:
     """What is known of an execution: a snapshot, never updated behind your back."""
 
@@ -106,6 +133,13 @@ class Execution:
     due: datetime | None = None
     waiting_for: str | None = None
     step_progress: Progress | None = None
+    forecast: Forecast | None = None
+    """How far it is by the weight of its steps, and when it will be done. Lists leave it out."""
+
+    def _repr_html_(self) -> str:
+        from longrun import notebook
+
+        return notebook.html(self)
 
 
 @frozen(kw_only=True)
@@ -155,6 +189,10 @@ class ResumeReport:
 
     def __len__(self) -> int:
         return len(self.resumed)
+
+    def __bool__(self) -> bool:
+        """Whether it tells anything: what was blocked counts as much as what was resumed."""
+        return bool(self.resumed or self.skipped or self.blocked)
 
 
 def _number(minimum: float, *, above: bool = False, none: bool = False) -> Any:

@@ -28,6 +28,7 @@ from longrun.errors import (
     UnknownWorkflowError,
 )
 from longrun.records import RetryPolicy
+from longrun.stored import QUEUE_WORKFLOW
 
 StepFunction = Callable[..., Any]
 F = TypeVar("F", bound=StepFunction)
@@ -62,7 +63,7 @@ class Finish:
 
 @frozen
 class Sleep:
-    """Park until then: seconds, a timedelta, or an aware datetime. The next step follows."""
+    """Park until then: seconds, a timedelta, or an aware datetime. The next step follows; at once if that is past."""
 
     until: float | timedelta | datetime
     state: Any = None
@@ -244,6 +245,8 @@ class StepRegistry:
             if found is None:
                 raise UnknownWorkflowError(workflow, tuple(self._workflows))
             return found
+        if not isinstance(workflow, Iterable):
+            raise ConfigError("workflow", type(workflow).__name__, "give a name, a Workflow, or a list of steps")
         names = self._names(workflow)
         made_up = Workflow(name=_ad_hoc_name(names), steps=names)
         self._check_types(made_up)
@@ -318,6 +321,8 @@ def _check_name(name: object, what: str = "step") -> str:
         )
     if what == "workflow" and name.startswith(AD_HOC):
         raise RegistrationError(f"a workflow's name cannot begin with {AD_HOC!r}")
+    if what == "workflow" and name == QUEUE_WORKFLOW:
+        raise RegistrationError(f"a workflow cannot be named {name!r}: the records of queues are")
     return name
 
 

@@ -6,8 +6,7 @@ for it, with the fence of its claim. It is a task while steps run; parked and pa
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,13 +16,15 @@ from longrun import codec
 from longrun.attempt import Attempt, Outcome
 from longrun.book import MISSING, Book
 from longrun.control import Obedience, cancelling, goes_on_anyway, orders_in, stops_at_once, was_waiting
+from longrun.control_room import inside
 from longrun.course import Course
-from longrun.errors import CodecError, LeaseLostError, RegistrationError, StepError, UnknownStepError
+from longrun.errors import CodecError, LeaseLostError, LongrunError, RegistrationError, StepError, UnknownStepError
 from longrun.events import EventType
-from longrun.places import Ticket
+from longrun.loops import Awaited, Bell
 from longrun.port import StepInfo
-from longrun.records import ExecutionState, Progress
+from longrun.records import ExecutionState, Progress, RetryPolicy
 from longrun.registry import Step
+from longrun.seat import Seat
 from longrun.stored import Head, Loaded, Message
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from longrun.handle import ExecutionHandle
 
 State = ExecutionState
-SUSPECT = 2
-"""From this many crashes on, executions run one at a time until they have made progress."""
+LAST_WORDS = 2.0
+"""How long an execution whose task is cancelled from outside tries to write that it is free."""
+DELAYS = RetryPolicy()
+"""The delays of a step without a policy of its own."""
 
 
 class Runner:
@@ -56,8 +59,8 @@ class Runner:
         self.taken: set[int] = set()
         """Messages that this runner has obeyed or consumed, durably."""
         self._waved: set[int] = set()
-        self.ended = anyio.Event()
-        self._changed = anyio.Event()
+        self.ended = Bell()
+        self._changed = Bell()
         self._controls_only = controls_only
         self._wakes_paused = wakes_paused
         """Whether the pass at start claimed it: what is paused or blocked goes on without being asked to."""
@@ -71,11 +74,8 @@ class Runner:
         self._cut: tuple[Step, Outcome] | None = None
         self.loop, self.thread = executor.loop, executor.thread
         self._broken: CodecError | None = None
-        self._wake = anyio.Event()
-        self._place: Ticket | None = None
-        self._trial: Ticket | None = None
-        self._accused = 0
-        self._absences = 0
+        self._wake = Bell()
+        self.seat = Seat(executor, self.book, self, self._nudge)
 
     # from outside
 
@@ -138,8 +138,13 @@ class Runner:
         if attempt is None:
             return
         attempt.tick(beats and self._executor.config.durability != "exit")
-        if beats and self._executor.bus.active:
-            self.book.tell_if_quiet(EventType.HEARTBEAT, attempt=attempt.info.attempt)
+        if beats and self._executor.bus.audience:
+            data = self._forecast(attempt.progress)
+            self.book.tell_if_quiet(EventType.HEARTBEAT, attempt=attempt.info.attempt, data=data)
+
+    @property
+    def in_step(self) -> bool:
+        return self._attempt is not None
 
     @property
     def result(self) -> Any:
@@ -153,7 +158,7 @@ class Runner:
         """Wait until a message was obeyed; False if this runner does not have it or ends without obeying it."""
         while number in self.inbox and not self.ended.is_set():
             if self._changed.is_set():
-                self._changed = anyio.Event()
+                self._changed = Bell()
             await self._changed.wait()
         return number in self.taken
 
@@ -166,6 +171,7 @@ class Runner:
 
     async def run(self) -> None:
         """Until it ends, parks, pauses, or the executor leaves."""
+        inside.set(self.id)
         try:
             if await self._take_up():
                 while await self._stretch():
@@ -173,9 +179,23 @@ class Runner:
         except LeaseLostError:
             self.book.emit(EventType.LEASE_LOST)
             self._executor.log.warning("execution.lease_lost", execution=self.id, fence=self.head.fence)
+        except Exception:
+            raise
+        except BaseException:  # cancelled from outside, or Ctrl-C came while this task ran
+            if self._executor.alive:
+                await self._give_back()
+            raise
         finally:
-            self._leave_place()
-            self._acquit()
+            self.seat.leave()
+            self.seat.acquit()
+
+    async def _give_back(self) -> None:
+        """The program itself is being ended: no crash of this execution, so it is not left to look like one."""
+        with anyio.move_on_after(LAST_WORDS, shield=True):
+            try:
+                await self._obedience.release()
+            except LongrunError as error:
+                self._executor.log.warning("execution.not_released", execution=self.id, problem=str(error))
 
     async def _take_up(self) -> bool:
         """Bring a claimed execution into `running`; False if it stays where it is."""
@@ -201,7 +221,7 @@ class Runner:
             due = head.due if head.attempt else None
             started = {"state": State.RUNNING, "hold": False, "reason": None, "due": due, "started": self._now()}
             await self.book.commit(started, events=((kind, {}),))
-        await self._suspect()
+        await self.seat.suspect()
         return True
 
     async def _leave_stopped(self) -> bool:
@@ -227,32 +247,54 @@ class Runner:
 
     async def _turn(self) -> bool:
         """One step, or one point to obey. False when there is nothing more to do here, or in this stretch."""
-        if self.attention and not await self._obey():
-            return False
-        head, book = self.head, self.book
-        if head.step >= len(book.steps):
-            return await self._end()
-        name = book.steps[head.step]
-        step = self._executor.registry.get(name)
-        if step is None:
-            await self._obedience.block(str(UnknownStepError(name)))
-            return False
-        if head.attempt and head.due is not None and not await self._back_off(head.due):
-            return True
-        if (self._place is None or not self._place.granted) and not await self._may_run():
-            return True
+        step = self._at_hand() or await self._make_way()
+        if not isinstance(step, Step):
+            return step
+        book = self.book
         try:
             state = book.state(step.state_type)
         except (CodecError, RegistrationError) as error:
             await self._obedience.block(str(error))
             return False
-        if self._executor.left_behind and not await self._alone():
-            return True
-        attempt, outcome = await self._attempt_step(step, state)
+        attempt = self._begin(step)
+        try:
+            outcome = await attempt.run(self._executor.engine(step), state)
+        except CodecError as error:  # what it left in `local` cannot be stored
+            outcome = Outcome(error=error)
+        finally:
+            self._attempt = None
+            book.progress = attempt.progress
         if self._scope.cancel_called:
             self._cut = step, outcome
             return False
         return await self._after(step, self._concluded(attempt, outcome))
+
+    def _at_hand(self) -> Step | None:
+        """The next step, if nothing stands in its way, which is the rule."""
+        book = self.book
+        head = book.head
+        if self.attention or head.attempt or not self.seat.taken or self._executor.left_behind:
+            return None
+        return self._executor.registry.get(book.steps[head.step]) if head.step < len(book.steps) else None
+
+    async def _make_way(self) -> Step | bool:
+        """The next step, after everything that comes before it; True to look again, False if there is nothing more."""
+        if self.attention and not await self._obey():
+            return False
+        head, book = self.head, self.book
+        if head.step >= len(book.steps):
+            return await self._end()
+        step = self._executor.registry.get(book.steps[head.step])
+        if step is None:
+            await self._obedience.block(str(UnknownStepError(book.steps[head.step])))
+            return False
+        if head.attempt and head.due is not None and not await self._back_off(step, head.due):
+            return True
+        if not self.seat.taken and not await self.seat.take():
+            return True
+        if self._executor.left_behind and not await self._alone():
+            return True
+        return step
 
     async def _obey(self) -> bool:
         self.attention = False
@@ -273,82 +315,24 @@ class Runner:
         self._have_taken(tuple(message.id for message in orders))
         return goes_on
 
-    # places
-
-    async def _may_run(self) -> bool:
-        """Wait for a place to run steps; False if something has to be obeyed first."""
-        if self._trial is not None and self._accused:
-            if not await self._granted(self._trial):
-                return False
-            await self.book.commit({"crashes": self._accused})
-            self._accused = 0
-        if self._place is None:
-            self._place = self._executor.places.ask(self._nudge)
-        return await self._granted(self._place)
-
-    async def _granted(self, ticket: Ticket) -> bool:
-        while not ticket.granted:
-            if self.attention:
-                return False
-            self._wake = anyio.Event()
-            await self._wake.wait()
-        return True
+    async def nudged(self) -> None:
+        """Wait until something happens: a message, a drain, a place."""
+        self._wake = Bell()
+        await self._wake.wait()
 
     def _nudge(self) -> None:
         self._wake.set()
 
-    def _leave_place(self) -> None:
-        if self._place is not None:
-            self._executor.places.give_back(self._place)
-            self._place = None
-
-    async def _suspect(self) -> None:
-        """What was in flight at several crashes runs alone until it has got somewhere. While it waits for its turn a
-        death of the process says nothing about it, so the one that its next claim would count is taken off."""
-        crashes = self.head.crashes
-        if crashes < SUSPECT:
-            return
-        self._trial = self._executor.suspects.ask(self._nudge)
-        self.book.on_progress = self._acquit
-        if not self._trial.granted:
-            self._accused = crashes
-            await self.book.commit({"crashes": crashes - 1})
-
-    def _acquit(self) -> None:
-        if self._trial is not None:
-            self._executor.suspects.give_back(self._trial)
-            self._trial = self.book.on_progress = None
-
-    @asynccontextmanager
-    async def away(self) -> AsyncIterator[None]:
-        """While the step waits for a child, another execution may run in its place: even the child of a suspect."""
-        self._absences += 1
-        self._leave_place()
-        self._acquit()
-        try:
-            yield
-        finally:
-            self._absences -= 1
-        if self._absences == 0 and self._place is None:
-            self._place = self._executor.places.ask(self._nudge)
-            await self._granted(self._place)
-
     # a step
 
-    async def _attempt_step(self, step: Step, state: Any) -> tuple[Attempt, Outcome]:
+    def _begin(self, step: Step) -> Attempt:
         attempt = Attempt(self, step, self._scope, self.book.ledger, self._executor.threads)
         self._attempt = self._running = attempt
         if self._executor.bus.active:
             self.book.tell_in_order(EventType.STEP_STARTED, attempt=self.head.attempt + 1)
         if (self.inbox and stops_at_once(self.inbox)) or self.book.outbox.lost is not None:
             attempt.interrupt()
-        try:
-            return attempt, await attempt.run(self._executor.engine(step), state)
-        except CodecError as error:  # what it left in `local` cannot be stored
-            return attempt, Outcome(error=error)
-        finally:
-            self._attempt = None
-            self.book.progress = attempt.progress
+        return attempt
 
     def _concluded(self, attempt: Attempt, outcome: Outcome) -> Outcome:
         """An attempt is over: what it leaves behind, and what has happened to the execution meanwhile."""
@@ -366,7 +350,7 @@ class Runner:
         while thread is not None and not thread.is_set():
             if self.attention:
                 return False
-            wake = self._wake = anyio.Event()
+            wake = self._wake = Bell()
             async with anyio.create_task_group() as tasks:
                 for event in (thread, wake):
                     tasks.start_soon(_end_at, event, tasks.cancel_scope, name="longrun-wait-for-thread")
@@ -398,18 +382,28 @@ class Runner:
         if outcome.error is not None:
             return await self._course.failed(step, outcome.error)
         try:
-            return await self._course.returned(step, outcome.value)
+            moved = self._course.moved(step, outcome.value)
+            if moved is False:
+                return await self._course.stopped(step, outcome.value)
+            if moved is not True:
+                error = await moved
+                if error is not None:
+                    raise error
+            return True
         except (CodecError, StepError, RegistrationError) as error:
             return await self._course.failed(step, error)
 
-    async def _back_off(self, due: float) -> bool:
-        """Wait for the next attempt's time, in nobody's place; False if something has to be obeyed first."""
-        while (left := due - self._now()) > 0:
+    async def _back_off(self, step: Step, due: float) -> bool:
+        """Wait for the next attempt's time, in nobody's place; False if something has to be obeyed first. A clock that
+        was set back meanwhile does not make it longer than the policy says."""
+        clock = self._executor.clock
+        end = clock.monotonic() + (step.retry or DELAYS).delay(self.head.attempt)
+        while (left := min(due - clock.now(), end - clock.monotonic())) > 0:
             if self.attention:
                 return False
-            self._leave_place()
-            self._wake = anyio.Event()
-            await self._executor.clock.wait(self._wake, left)
+            self.seat.leave()
+            self._wake = Bell()
+            await clock.wait(self._wake, left)
         return True
 
     async def _end(self) -> bool:
@@ -476,9 +470,12 @@ class Runner:
             self.book.progress = self._attempt.progress
 
     def show_progress(self, progress: Progress) -> None:
-        if self._executor.bus.active:
-            data = {"done": progress.done, "total": progress.total, "message": progress.message}
-            self.book.tell_if_quiet(EventType.PROGRESS, data=data)
+        if self._executor.bus.audience:
+            self.book.tell_if_quiet(EventType.PROGRESS, data=self._forecast(progress))
+
+    def _forecast(self, progress: Progress | None) -> dict[str, Any]:
+        executor = self._executor
+        return executor.forecaster.tell(self.book.definition, self.head, progress, executor.spawn)
 
     def shutdown_left(self) -> float | None:
         return self._executor.shutdown_left()
@@ -493,6 +490,6 @@ class Runner:
         return self._executor.clock.now()
 
 
-async def _end_at(event: anyio.Event, scope: anyio.CancelScope) -> None:
+async def _end_at(event: Awaited, scope: anyio.CancelScope) -> None:
     await event.wait()
     scope.cancel()

@@ -66,7 +66,7 @@ class Starting(ControlRoom, abc.ABC):
         if ours and not twice:
             self.starting.add(made.id)
         try:
-            created = await self.store.create(made)
+            created = await self.store_new(made)
         except BaseException:
             if ours:
                 self.not_sure()
@@ -86,14 +86,19 @@ class Starting(ControlRoom, abc.ABC):
             raise ExecutionExistsError(id, loaded.definition.workflow, workflow.name)
         return loaded
 
-    def made(
-        self, workflow: Steps, state: Any, head: Head, id: str | None, metadata: Mapping[str, Any] | None, **more: Any
-    ) -> tuple[Create, Workflow]:
-        """The write that creates an execution, everything checked."""
+    def resolved(self, workflow: Steps) -> Workflow:
+        """A workflow of the registry, or one made of the steps that were given."""
         self.check_signed_on()
         found = self.registry.resolve(workflow)
         if found.name.startswith(AD_HOC):
             self.ad_hoc.add(found.name)
+        return found
+
+    def made(
+        self, workflow: Steps, state: Any, head: Head, id: str | None, metadata: Mapping[str, Any] | None, **more: Any
+    ) -> tuple[Create, Workflow]:
+        """The write that creates an execution, everything checked."""
+        found = self.resolved(workflow)
         return self.new(found, state, head, id=id, metadata=metadata, **more), found
 
     async def start_child(self, parent: Runner, workflow: Any, state: Any, key: str) -> ExecutionHandle:
@@ -102,7 +107,7 @@ class Starting(ControlRoom, abc.ABC):
         head = self.first_head(State.RUNNING, owner=self.owner)
         made, found = self.made(workflow, state, head, id, None, parent_id=parent.id)
         await self.start_new(made, found)
-        return ExecutionHandle(self, made.id, away=parent.away)
+        return ExecutionHandle(self, made.id, away=parent.seat.away)
 
 
 def child_id(parent: str, visit: int, key: object) -> str:

@@ -23,6 +23,10 @@ from attrs import define, field, frozen
 from longrun.records import ExecutionState
 
 EMPTY: Mapping[str, Any] = {}
+TRACE = "longrun.trace"
+"""The name in an execution's metadata of its trace context, kept by telemetry. Users neither see nor search it."""
+QUEUE_WORKFLOW = "~queue"
+"""The workflow of the records that `queues` keeps. They are no executions: listings and counts leave them out."""
 
 # Head, Boundary and Save are built anew with every step. Nobody changes one; but to freeze it would double the price of
 # making it. (`define` is written out at each: type checkers do not follow another name for it.)
@@ -203,6 +207,18 @@ class Send:
 
 
 Write = Create | Save | Send
+
+
+def shown_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an execution's metadata is to users."""
+    if TRACE not in metadata:
+        return metadata
+    return {key: value for key, value in metadata.items() if key != TRACE}
+
+
+def searched_texts(id: str, metadata: Mapping[str, Any]) -> list[str]:
+    """What a text filter looks into."""
+    return [id, *map(str, shown_metadata(metadata).values())]
 
 
 @frozen(kw_only=True)

@@ -15,7 +15,8 @@ from attrs import define, field
 
 from longrun import lease
 from longrun.book import MISSING
-from longrun.errors import CodecError, LongrunError, RegistrationError, UnknownStepError
+from longrun.errors import CodecError, ExecutionNotFoundError, LongrunError, RegistrationError, UnknownStepError
+from longrun.gates import Gates
 from longrun.records import FINISHED, ExecutionState, ResumeReport
 from longrun.registry import AD_HOC
 from longrun.snapshot import decode_state
@@ -32,6 +33,8 @@ STARTUP_STATES = frozenset({State.RUNNING, State.RESUMING, State.PAUSED, State.B
 SWEPT_STATES = frozenset({State.RUNNING, State.RESUMING, State.WAITING})
 PARKED_STATES = frozenset({State.WAITING, State.INITIALIZED})
 UNFINISHED = frozenset(State) - FINISHED
+HIDDEN = 1.0
+"""How long to wait at most while something is due that is not taken here: what becomes due behind it is not seen."""
 
 
 @define
@@ -50,6 +53,7 @@ class Sweeper:
         self._dead_at = -1.0
         self._dead: frozenset[str] = frozenset()
         self._claiming = anyio.Lock()
+        self.gates = Gates(executor, self, self._claiming)
         self._timers: list[tuple[float, str]] = []
         self.unsure = False
         """Whether something may be owned here that has no runner: a start or a claim whose answer never came."""
@@ -64,11 +68,38 @@ class Sweeper:
                 return True
             if executor.draining or id in executor.starting or not await self._may_take(owner):
                 return False
+            if self._waits_at_gate(loaded):
+                return await self._leave_at_gate(id)
             dead = frozenset() if owner is None else frozenset([owner])
             for taken in await self._claim((id,), states, dead):
-                self._run(taken)
+                self.take_up(taken)
                 return True
             return False
+
+    def _waits_at_gate(self, loaded: Loaded) -> bool:
+        """Whether it rests here, its signal or its time has come, and its queue is limited: it waits for room like any
+        other. What it was asked to do is done at once."""
+        resting = loaded.definition.id in self._executor.resting and loaded.head.state is State.WAITING
+        asked = any(message.kind != "signal" for message in loaded.messages)
+        return resting and not asked and self.gates.limits(loaded.definition.queue)
+
+    async def _leave_at_gate(self, id: str) -> bool:
+        released = await self.release(id, self._executor.resting[id])
+        self._executor.resting.pop(id, None)
+        self._executor.stir()
+        return released
+
+    async def release(self, id: str, head: Head) -> bool:
+        """Give back what is owned here and has no runner; False if it cannot be."""
+        self._executor.heard(id)
+        try:
+            await self._executor.store.save(
+                Save(id=id, head=attrs.evolve(head, owner=None, revision=head.revision + 1))
+            )
+        except LongrunError as error:
+            self._executor.log.warning("execution.not_released", execution=id, error_type=type(error).__name__)
+            return False
+        return True
 
     async def _may_take(self, owner: str | None) -> bool:
         if owner is None or owner == self._executor.owner:
@@ -89,17 +120,20 @@ class Sweeper:
             dead=dead,
             limit=len(ids),
         )
-        return await self._ask(claim)
+        return await self.ask(claim)
 
-    async def _ask(self, claim: Claim) -> list[Loaded]:
+    async def ask(self, claim: Claim) -> list[Loaded]:
         try:
-            return await self._executor.store.claim(claim)
+            claimed = await self._executor.store.claim(claim)
         except BaseException:  # cancelled or failed: the claim may have been made all the same
             self.unsure = True
             self._executor.stir()
             raise
+        self._executor.accuse(claimed)
+        return claimed
 
-    def _run(self, loaded: Loaded, **how: Any) -> None:
+    def take_up(self, loaded: Loaded, **how: Any) -> None:
+        """Run what was claimed, if it is known here; otherwise only obey its messages."""
         known = self._executor.registry.knows(loaded.definition.workflow, loaded.definition.steps)
         self._executor.run(loaded, controls_only=not known, **how)
 
@@ -114,33 +148,47 @@ class Sweeper:
     async def resume_all(self) -> ResumeReport:
         """Take up every interrupted execution of a workflow known here; the report says what became of each."""
         report = _Report()
-        owners = await self._executor.store.owners()
-        dead = lease.gone(owners, but=self._executor.owner)
-        alive = frozenset(owner.id for owner in owners) - dead | {self._executor.owner}
+        await self.gates.look()
         query = Query(states=STARTUP_STATES, limit=BATCH)
+        alive, dead = await self._owners()
         while page := await self._executor.store.find(query):
             last = page[-1].definition
             query = attrs.evolve(query, after=(last.created, last.id))
+            if not {stored.head.owner for stored in page} <= alive | dead | {None}:
+                alive, dead = await self._owners()  # somebody may have come since they were asked for
             wanted: list[Stored] = []
             for stored in page:
-                reason = await self._not_ours(stored, alive)
+                reason = await self._not_ours(stored, alive, dead)
                 if reason is None:
                     wanted.append(stored)
                 elif stored.definition.id not in self._executor.runners:
                     report.skipped[stored.definition.id] = reason
             await self._take_all(wanted, dead, report)
-        await self._bury(dead)
+        holders = await self._holders()
+        alive, dead = await self._owners()
+        await self._bury(dead | holders - alive)
         return ResumeReport(resumed=tuple(report.resumed), skipped=report.skipped, blocked=report.blocked)
 
-    async def _not_ours(self, stored: Stored, alive: frozenset[str]) -> str | None:
+    async def _owners(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Who lives, and who does not."""
+        owners = await self._executor.store.owners()
+        dead = lease.gone(owners, but=self._executor.owner)
+        return frozenset(owner.id for owner in owners) - dead | {self._executor.owner}, dead
+
+    async def _not_ours(self, stored: Stored, alive: frozenset[str], dead: frozenset[str]) -> str | None:
         """Why an execution is left as it is; None if it is to be taken up."""
         head = stored.head
+        if not stored.definition.workflow:
+            return None  # damaged so that nobody can say whose it is: it is told here too
         if not await self._knows(stored):
             return "not registered here"
         if head.state is State.PAUSED and head.hold:
             return "held: it stays paused until it is resumed"
         if head.owner in alive:
             return f"owned by {head.owner}, which is alive"
+        queue, swept = stored.definition.queue, head.owner is None or head.owner in dead
+        if self.gates.limits(queue) and head.state in self.states and swept:
+            return f"its queue {queue!r} is limited: it is taken up when there is room"
         return None
 
     async def _knows(self, stored: Stored) -> bool:
@@ -164,11 +212,24 @@ class Sweeper:
         dead = dead | {stored.head.owner for stored in wanted if stored.head.owner is not None}
         async with self._claiming:
             try:
-                for loaded in await self._claim(ids, STARTUP_STATES, dead):
+                taken = await self._claim(ids, STARTUP_STATES, dead)
+                for loaded in taken:
                     await self._take(loaded, report)
             except CodecError:
                 for id in ids:
                     await self._take_one(id, dead | {self._executor.owner}, report)
+            else:
+                for id in set(ids) - {loaded.definition.id for loaded in taken}:
+                    await self._tell_unreadable(id, report)
+
+    async def _tell_unreadable(self, id: str, report: _Report) -> None:
+        """A store gives nobody what it cannot read: it shows it as blocked, and loading it says why (I5)."""
+        try:
+            await self._executor.store.load(id)
+        except CodecError as error:
+            self._unreadable(id, error, report)
+        except ExecutionNotFoundError:
+            pass  # it was deleted meanwhile
 
     async def _take_one(self, id: str, dead: frozenset[str], report: _Report) -> None:
         if id in self._executor.runners:
@@ -177,16 +238,19 @@ class Sweeper:
             for loaded in await self._claim((id,), STARTUP_STATES, dead):
                 await self._take(loaded, report)
         except CodecError as error:
-            report.blocked[id] = str(error)
             await self._set_aside(id, str(error))
-            self._executor.log.error("execution.unreadable", execution=id, error_type=type(error).__name__)  # noqa: TRY400 -- a traceback may quote a state
+            self._unreadable(id, error, report)
+
+    def _unreadable(self, id: str, error: CodecError, report: _Report) -> None:
+        report.blocked[id] = str(error)
+        self._executor.log.error("execution.unreadable", execution=id, error_type=type(error).__name__)
 
     async def _take(self, loaded: Loaded, report: _Report) -> None:
         reason, value = self.unusable(loaded)
         id = loaded.definition.id
         if reason is None:
             report.resumed.append(id)
-            self._run(loaded, value=value, wakes_paused=True)
+            self.take_up(loaded, value=value, wakes_paused=True)
         else:
             report.blocked[id] = reason
             await self._executor.block(loaded, reason)
@@ -209,6 +273,16 @@ class Sweeper:
         except (CodecError, RegistrationError) as error:
             return str(error), MISSING
 
+    async def _holders(self) -> frozenset[str]:
+        """Who has parked executions. After a power cut the store may not know them any more, which means that they are
+        dead, and nobody else would ask for what they held."""
+        found: set[str] = set()
+        query = Query(states=self.states & PARKED_STATES, owned=True, limit=BATCH)
+        while page := await self._executor.store.find(query):
+            found.update([stored.head.owner for stored in page if stored.head.owner is not None])
+            query = attrs.evolve(query, after=(page[-1].definition.created, page[-1].definition.id))
+        return frozenset(found)
+
     async def _bury(self, dead: frozenset[str]) -> None:
         """Take from the dead what they had only just claimed and was not due otherwise; then forget those of whom
         nothing is left."""
@@ -218,7 +292,10 @@ class Sweeper:
             ids = tuple([stored.definition.id for stored in page if await self._knows(stored)])
             async with self._claiming:
                 for loaded in await self._claim(ids, states, frozenset([owner])):
-                    self._run(loaded)
+                    if self.gates.limits(loaded.definition.queue):
+                        await self.release(loaded.definition.id, loaded.head)
+                    else:
+                        self.take_up(loaded)
             if not await store.count(Query(owner=owner)):
                 await store.unregister(owner)
 
@@ -254,17 +331,27 @@ class Sweeper:
         return executor.config.heartbeat_interval
 
     async def _until_due(self, seconds: float, now: float, taken: int) -> float:
-        """How long to wait: until the next moment, or for a heartbeat if what is due is for others to take."""
+        """How long to wait: until the next moment, or for a while if what is due is for others to take, or waits for
+        room in its queue."""
         due = await self._executor.store.next_due()
-        moments = [due] if due is not None and (taken or due > now) else []
+        moments = []
+        if due is not None and (taken or due > now):
+            moments.append(due)
+        elif due is not None and self._executor.known_workflows():
+            moments.append(now + HIDDEN)
         if self._timers:
             moments.append(self._timers[0][0])
+        if self.gates.moment is not None:
+            moments.append(self.gates.moment)
         return min([seconds, *(max(SHORTEST, moment - now) for moment in moments)])
 
     async def once(self) -> int:
         """Deliver messages to what is owned here, and take up what is due and free; how many were taken."""
         executor = self._executor
         executor.look()
+        knows_any = bool(executor.known_workflows())
+        if knows_any:
+            await self.gates.look()
         if self.unsure:
             await self._find_lost()
         for id in await executor.store.pending(executor.owner):
@@ -272,7 +359,7 @@ class Sweeper:
         await self._ring()
         room = executor.room_for()
         dead = await self._look_for_dead()
-        if room <= 0 or executor.draining:
+        if room <= 0 or executor.draining or not knows_any:
             return 0
         claim = Claim(
             owner=executor.owner,
@@ -283,10 +370,23 @@ class Sweeper:
             dead=dead,
             limit=min(room, BATCH),
         )
+        return await self._take_due(claim)
+
+    async def _take_due(self, claim: Claim) -> int:
+        """Take what is due and free, from limited queues only what they have room for; how many were taken."""
+        taken = 0
+        for queue, part in self.gates.split(claim):
+            if taken >= claim.limit:
+                break
+            part = attrs.evolve(part, limit=claim.limit - taken)
+            taken += await (self._take_open(part) if queue is None else self.gates.take(queue, part))
+        return taken
+
+    async def _take_open(self, claim: Claim) -> int:
         async with self._claiming:
-            taken = await self._ask(claim)
+            taken = await self.ask(claim)
             for loaded in taken:
-                self._run(loaded)
+                self.take_up(loaded)
         return len(taken)
 
     async def _deliver(self, id: str) -> None:
@@ -338,7 +438,7 @@ class Sweeper:
         executor = self._executor
         try:
             for loaded in await self._claim((stored.definition.id,), UNFINISHED, frozenset([executor.owner])):
-                self._run(loaded)
+                self.take_up(loaded)
         except CodecError as error:
             await self._set_aside(stored.definition.id, str(error))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from longrun.errors import ConfigError, StepError, StepInterrupted
+from longrun.errors import ConfigError, StepInterrupted, StepMisuseError
 from longrun.loops import current_loop
 
 try:
@@ -157,7 +157,7 @@ def check_here() -> Bridge:
     """The job of the step thread that runs this; raises in any other thread, and when its attempt is over."""
     bridge: Bridge | None = getattr(_current, "bridge", None)
     if bridge is None:
-        raise StepError("a step's context can only be used in the thread that longrun runs it in")
+        raise StepMisuseError("a step's context can only be used in the thread that longrun runs it in")
     if bridge.closed:
         raise StepInterrupted("this attempt is over")
     return bridge

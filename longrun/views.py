@@ -6,19 +6,21 @@ Place in the life of an execution: whenever somebody looks.
 from __future__ import annotations
 
 import hashlib
-import uuid
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from longrun import codec
+from longrun import chance, codec
 from longrun.errors import ConfigError, NotStorableError, StateMismatchError
-from longrun.records import ID_LIMIT, Checkpoint, Execution, Progress, StepRecord, to_time
+from longrun.records import ID_LIMIT, Checkpoint, Execution, Forecast, Progress, StepRecord, to_time
 from longrun.registry import StepRegistry
 from longrun.snapshot import decode_state
-from longrun.stored import Boundary, Definition, Head
+from longrun.stored import TRACE, Boundary, Definition, Head, shown_metadata
 
 
-def execution(definition: Definition, head: Head, live: Progress | None = None) -> Execution:
+def execution(
+    definition: Definition, head: Head, live: Progress | None = None, forecast: Forecast | None = None
+) -> Execution:
     """The record of an execution. `live` is progress that is not stored yet."""
     progress = head.progress
     shown = live if live is not None else Progress(done=head.done, total=head.of, message=head.note)
@@ -37,7 +39,7 @@ def execution(definition: Definition, head: Head, live: Progress | None = None) 
         last_update=to_time(head.updated),  # type: ignore[arg-type]  # never None
         end_time=to_time(head.ended),
         checkpoints=head.seq,
-        metadata=definition.metadata,
+        metadata=shown_metadata(definition.metadata),
         error=head.error,
         version=definition.version,
         queue=definition.queue,
@@ -50,6 +52,7 @@ def execution(definition: Definition, head: Head, live: Progress | None = None) 
         due=to_time(head.due),
         waiting_for=head.signal,
         step_progress=shown if has_progress else None,
+        forecast=forecast,
     )
 
 
@@ -104,9 +107,8 @@ def step_record(boundary: Boundary) -> StepRecord:
 
 
 def new_id() -> str:
-    """A fresh execution id, ordered by time where Python can."""
-    maker = getattr(uuid, "uuid7", uuid.uuid4)
-    return f"run-{maker().hex}"
+    """A fresh execution id; ids sort by the millisecond in which they were made."""
+    return f"run-{time.time_ns() // 1_000_000:012x}{chance.bits(80):020x}"
 
 
 def digest_id(parent: str, wanted: str) -> str:
@@ -125,6 +127,8 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     for key, value in plain.items():
         if not isinstance(key, str):
             raise ConfigError("metadata", key, "its keys must be strings")
+        if key == TRACE:
+            raise ConfigError("metadata", key, "telemetry keeps something of its own under that name")
         if not _is_json(value):
             raise NotStorableError(f"metadata[{key!r}]", f"{type(value).__name__} is not a JSON value")
     codec.encode(plain, dict, path="metadata", limit=65536)

@@ -6,7 +6,7 @@ time, never more than it has room for. Many workers share one store; each claim 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -15,10 +15,12 @@ from longrun.desk import check_name
 from longrun.errors import ConfigError
 from longrun.events import Listener
 from longrun.executor import Executor
+from longrun.queues import QueueLimit
 from longrun.records import ExecutionState, ExecutorConfig
 from longrun.registry import StepRegistry
 from longrun.stores.store import CheckpointStore
 from longrun.sweep import SWEPT_STATES
+from longrun.telemetry import Observer
 
 
 class Worker(Executor):
@@ -33,21 +35,33 @@ class Worker(Executor):
         store: CheckpointStore | str,
         queues: Iterable[str] | None = None,
         concurrency: int = 100,
+        limits: Mapping[str, QueueLimit] | None = None,
         config: ExecutorConfig | None = None,
         on_event: Listener | None = None,
         clock: Clock | None = None,
+        telemetry: Observer | Iterable[Observer] | None = None,
     ) -> None:
-        """`queues` None means all of them."""
+        """`queues` None means all of them. `limits` are set in the store before anything is claimed, for all workers on
+        it; they stay when this one has gone. See `limit_queue` for what they mean."""
         if isinstance(queues, str):
             raise ConfigError("queues", queues, "give a list of queue names")
         names = None if queues is None else frozenset(check_name("queue", name) for name in queues)
         if names is not None and not names:
             raise ConfigError("queues", (), "name at least one queue, or give None for all")
         config = attrs.evolve(config or ExecutorConfig(), max_concurrency=concurrency)
-        super().__init__(registry, store=store, config=config, on_event=on_event, clock=clock)
+        super().__init__(registry, store=store, config=config, on_event=on_event, clock=clock, telemetry=telemetry)
         self.queues = names
+        self.sweeper.gates.wanted = _checked(limits or {})
 
     async def run_forever(self) -> None:
         """Work until SIGTERM or SIGINT, then drain and give the leases back."""
         async with self:
             await self.serve()
+
+
+def _checked(limits: Mapping[str, QueueLimit]) -> dict[str, QueueLimit]:
+    for name, limit in limits.items():
+        check_name("limits", name)
+        if not isinstance(limit, QueueLimit):
+            raise ConfigError("limits", type(limit).__name__, "give a QueueLimit for each queue")
+    return dict(limits)

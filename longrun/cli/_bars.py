@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from longrun.cli._follow import View
-    from longrun.eta import Forecast
+    from longrun.records import Forecast
     from longrun.stored import Boundary
 
 SHOWN_STEPS = 12

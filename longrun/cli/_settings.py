@@ -27,6 +27,8 @@ SETTINGS: dict[str, Callable[[str], Any]] = {
     "log_level": str,
     "queues": WORDS,
     "concurrency": int,
+    "metrics_port": int,
+    "metrics_host": str,
     "max_age": str,
     "durability": str,
     "checkpoint_interval": float,

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from longrun import views
-from longrun.cli import _schema as schema
+from longrun import schema, views
 from longrun.cli._text import age, clean, count, duration, number_of, state_text, table
-from longrun.records import Execution, ExecutionState, Progress
+from longrun.records import Execution, ExecutionState, Forecast, Progress
 
 if TYPE_CHECKING:
-    from longrun.eta import Forecast, Forecaster
+    from longrun.eta import Forecaster
     from longrun.stored import Definition, Head, Stored
 
 BAR = 10

@@ -11,7 +11,7 @@ import attrs
 import click
 from attrs import field, frozen
 
-from longrun.cli import _schema as schema
+from longrun import schema
 from longrun.cli._connect import controlling, go, make_store, reading, value_argument
 from longrun.cli._errors import FAILED, OK, code_of, sentence
 from longrun.cli._options import Duration, filters, json_option, query_of, store_option

@@ -15,8 +15,7 @@ import attrs
 import click
 from attrs import frozen
 
-from longrun import __version__, lease
-from longrun.cli import _schema as schema
+from longrun import __version__, lease, schema
 from longrun.cli._connect import go, make_store
 from longrun.cli._errors import FAILED, OK, UNAVAILABLE, sentence
 from longrun.cli._options import json_option, store_option

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from longrun.cli import _schema as schema
+from longrun import schema
 from longrun.cli._connect import go, make_store, reading
 from longrun.cli._follow import Follower, View, event_of
 from longrun.cli._options import json_option, store_option
@@ -32,7 +32,7 @@ def events_command(id: str, follow: bool, after: int, store: str | None, as_json
 async def _events(store: Any, id: str, follow: bool, after: int, show: Any) -> None:
     async with reading(store) as desk:
         follower = Follower(desk.store, id, after=after)
-        forecaster = Forecaster(desk.store)
+        forecaster = desk.forecaster
         shown: object = None
         with follower.listening():
             while True:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from longrun.cli import _schema as schema
+from longrun import schema
 from longrun.cli._connect import go, make_store
 from longrun.cli._errors import FAILED, OK
 from longrun.cli._options import Duration, json_option, store_option

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import click
 
-from longrun.cli import _schema as schema
+from longrun import schema
 from longrun.cli import _summaries as rows
 from longrun.cli._connect import go, make_store, reading
 from longrun.cli._options import filters, json_option, query_of, store_option
@@ -27,14 +27,12 @@ def list_command(store: str | None, as_json: bool, limit: int, after: str | None
 
 
 async def _list(store: Any, query: Any, after: str | None, as_json: bool) -> None:
-    from longrun.eta import Forecaster
-
     async with reading(store) as desk:
         if after is not None:
             last = await desk.store.load(check_id(after))
             query = attrs.evolve(query, after=(last.definition.created, last.definition.id))
         found = await desk.store.find(query)
-        shown = await rows.summaries(found, Forecaster(desk.store))
+        shown = await rows.summaries(found, desk.forecaster)
         counts = await desk.count(query)
     more = shown[-1].execution.id if len(shown) == query.limit else None
     if as_json:

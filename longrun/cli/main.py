@@ -31,6 +31,7 @@ COMMANDS = {
     "events": ("events", "What happened to an execution, and what happens now."),
     "workers": ("workers", "The processes that run executions, and whether they live."),
     "worker": ("worker", "Run what was submitted to the store, until SIGTERM."),
+    "queues": ("queues", "What waits and runs in each queue; limits for all workers."),
     "dashboard": ("dashboard", "Open the dashboard in a browser."),
     "plan": ("planning", "What a resume would do, without doing it; exit code 1 if anything would be blocked."),
     "doctor": ("doctor", "Check the store: reachable, durable, versions, permissions, clock, owners, quarantine."),

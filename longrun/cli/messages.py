@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from longrun.cli import _schema as schema
+from longrun import schema
 from longrun.cli._connect import controlling, go, make_store, value_argument
 from longrun.cli._options import json_option, store_option
 from longrun.cli._text import clean, json_text, out, say

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from longrun.cli import _schema as schema
+from longrun import schema
 from longrun.cli._connect import go, load_registry, make_store, reading
 from longrun.cli._errors import FAILED, OK
 from longrun.cli._options import json_option, store_option

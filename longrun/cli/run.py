@@ -11,8 +11,7 @@ import anyio
 import click
 from attrs import frozen
 
-from longrun import plan
-from longrun.cli import _schema as schema
+from longrun import plan, schema
 from longrun.cli import _summaries as rows
 from longrun.cli._bars import Bars, Lines, step_line
 from longrun.cli._connect import go, load_registry, make_store, value_argument
@@ -24,7 +23,6 @@ from longrun.cli._signals import Stop, draining
 from longrun.cli._text import clean, duration, hide_secrets, json_text, number_of, out, say, state_text
 from longrun.cli.worker import configure_logs, json_logs_option, log_option
 from longrun.errors import ConfigError, StoreUnavailableError
-from longrun.eta import Forecaster
 from longrun.executor import Executor
 from longrun.records import ExecutionState, check_id
 
@@ -190,7 +188,7 @@ async def _begin(order: Order, executor: Executor, display: Lines, stop: Stop) -
 async def _follow(executor: Executor, id: str, display: Lines, stop: Stop, known: int) -> bool:
     """Show it until it ends, somebody stops it, or it is drained; whether it ran in this process."""
     follower = Follower(executor.store, id, executor.runners, after=known)
-    forecaster = Forecaster(executor.store)
+    forecaster = executor.forecaster
     ran_here = False
     with follower.listening():
         while True:
@@ -235,7 +233,7 @@ async def _ended(order: Order, executor: Executor, loaded: Loaded, stop: Stop, *
             f"paused at {step_line(view)}{_inside(loaded)}, resume with:\n  {_again(order, loaded.definition.id)}",
         )
     if as_json:
-        summary = await rows.summary(loaded.definition, head, Forecaster(executor.store))
+        summary = await rows.summary(loaded.definition, head, executor.forecaster)
         fields = {"result": result, "error": head.error, "reason": head.reason, "exit_code": code}
         out(json_text(schema.document("run", execution=summary.to_json(), **fields)))
     elif code == OK:

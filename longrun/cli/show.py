@@ -8,14 +8,12 @@ from typing import Any
 import click
 from attrs import frozen
 
-from longrun import plan
-from longrun.cli import _schema as schema
+from longrun import plan, schema
 from longrun.cli import _summaries as rows
 from longrun.cli._connect import go, make_store, reading
 from longrun.cli._options import json_option, store_option
 from longrun.cli._text import age, clean, count, dim, duration, json_text, moment, out, rate, state_text, table
 from longrun.desk import Desk
-from longrun.eta import Forecaster
 from longrun.records import Checkpoint, StepRecord, check_id, to_time
 from longrun.stored import Loaded, Query
 
@@ -54,7 +52,7 @@ def show_command(id: str, steps: int, with_state: bool, store: str | None, as_js
 async def _read(store: Any, id: str, limit: int, with_state: bool) -> Detail:
     async with reading(store) as desk:
         loaded = await desk.store.load(id)
-        forecaster = Forecaster(desk.store)
+        forecaster = desk.forecaster
         head = loaded.head
         after = max(0, head.seq - limit)
         children = await desk.store.find(Query(parent_id=id, limit=CHILDREN))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from longrun.cli import _schema as schema
+from longrun import schema
 from longrun.cli import _summaries as rows
 from longrun.cli._connect import go, make_store, reading
 from longrun.cli._options import filters, json_option, query_of, store_option
@@ -56,10 +56,8 @@ async def _watch(store: Any, query: Query, interval: float, once: bool, as_json:
 
 class _View:
     def __init__(self, desk: Desk, query: Query) -> None:
-        from longrun.eta import Forecaster
-
         self._desk, self._query = desk, query
-        self._forecaster = Forecaster(desk.store)
+        self._forecaster = desk.forecaster
 
     async def look(self) -> tuple[list[rows.Summary], dict[ExecutionState, int]]:
         found = await self._desk.store.find(self._query)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +14,9 @@ from longrun.cli._errors import CTRL_C, OK
 from longrun.cli._options import loop_option, store_option
 from longrun.cli._settings import settings
 from longrun.cli._text import clean, say
+
+if TYPE_CHECKING:
+    from longrun.telemetry import Observer
 
 LEVELS = ("debug", "info", "warning", "error")
 log_option = click.option(
@@ -26,6 +31,11 @@ json_logs_option = click.option("--log-json", is_flag=True, help="Log lines as J
     "--queue", "queues", multiple=True, metavar="NAME", help="A queue to take from; may be given again. Default: all."
 )
 @click.option("--concurrency", type=click.IntRange(1), help="How many executions at once. Default: 100.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), help="Serve metrics for Prometheus here (extra: metrics)."
+)
+@click.option("--metrics-host", metavar="ADDRESS", help="The address to serve them on. Default: 127.0.0.1.")
+@click.option("--otel", is_flag=True, help="Traces and metrics by OpenTelemetry's global providers (extra: otel).")
 @store_option
 @loop_option
 @log_option
@@ -34,6 +44,9 @@ def worker_command(
     app: str | None,
     queues: tuple[str, ...],
     concurrency: int | None,
+    metrics_port: int | None,
+    metrics_host: str | None,
+    otel: bool,
     store: str | None,
     loop: str | None,
     log_level: str | None,
@@ -49,17 +62,44 @@ def worker_command(
     configure_logs(found.get("log_level", log_level, "info"), log_json)
     names = found.get("queues", queues, None)
     number = found.get("concurrency", concurrency, 100)
-    return go(_work, registry, make_store(store, create=True), names, number, found.config(), loop=loop)
+    port = found.get("metrics_port", metrics_port)
+    with _telemetry(port, found.get("metrics_host", metrics_host, "127.0.0.1"), otel) as telemetry:
+        made = make_store(store, create=True)
+        return go(_work, registry, made, names, number, found.config(), telemetry, loop=loop)
 
 
-async def _work(registry: Any, store: Any, queues: Any, concurrency: int, config: Any) -> int:
+@contextmanager
+def _telemetry(port: int | None, host: str, otel: bool) -> Iterator[list[Observer]]:
+    """What watches the worker, and the endpoint for as long as it works."""
+    chosen: list[Observer] = []
+    with ExitStack() as stack:
+        if otel:
+            from longrun.otel import OpenTelemetry
+
+            chosen.append(OpenTelemetry())
+        if port is not None:
+            from longrun.metrics import PrometheusMetrics
+
+            metrics = PrometheusMetrics()
+            chosen.append(metrics)
+            try:
+                server = stack.enter_context(metrics.serve(port, host))
+            except OSError as error:
+                raise click.UsageError(f"metrics cannot be served on {clean(host)}:{port}: {error.strerror}") from None
+            say(f"metrics on {server.url}")
+        yield chosen
+
+
+async def _work(
+    registry: Any, store: Any, queues: Any, concurrency: int, config: Any, telemetry: list[Observer]
+) -> int:
     from longrun.cli._signals import draining
     from longrun.worker import Worker
 
     def heard(number: signal.Signals) -> None:
         say(f"{number.name}: draining, at most {config.drain_timeout:g} s; again to cut it short")
 
-    made = Worker(registry, store=store, queues=queues, concurrency=concurrency, config=config)
+    made = Worker(registry, store=store, queues=queues, concurrency=concurrency, config=config, telemetry=telemetry)
     async with made as worker, draining(worker, heard) as stop:
         shown = clean(", ".join(queues) if queues else "all queues")
         say(f"{clean(worker.owner)} takes {shown} of the {store.backend.kind} store, {concurrency:,} at once")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from longrun.cli import _schema as schema
+from longrun import schema
 from longrun.cli._connect import go, make_store, reading
 from longrun.cli._options import json_option, store_option
 from longrun.cli._text import clean, duration, json_text, out, say, table
@@ -39,16 +39,8 @@ async def _workers(store: Any) -> list[dict[str, Any]]:
         shown = []
         for owner in await desk.store.owners():
             number = sum((await desk.store.count(Query(owner=owner.id))).values())
-            shown.append(schema.worker(owner, status_of(owner), number))
+            shown.append(schema.worker(owner, number))
     return sorted(shown, key=lambda one: (one["status"], one["id"]))
-
-
-def status_of(owner: Any) -> str:
-    from longrun import lease
-
-    if owner.remaining < 0:
-        return "expired"
-    return "dead" if lease.gone([owner]) else "alive"
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:

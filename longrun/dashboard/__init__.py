@@ -26,6 +26,7 @@ UTC. Errors and states of executions stand only where one execution is shown, ne
 `GET /api/workers`                                    `workers` ([worker])
 `GET /api/charts?hours=24&workflow=`                  `buckets` by when executions were created: `start`, `completed`,
                                                       `failed`, `cancelled`, `unfinished`; `width` in seconds
+`GET /metrics`                                        executions by state and workers by status, for Prometheus
 `GET /api/live/executions`, `/api/live/workers`,      the same as server-sent events `data`, at most four a second, sent
 `/api/live/executions/{id}?after=`                    when something changed; `problem` while the store is away. That of
                                                       one execution is `detail`, `rows` behind `after`, `refold`

@@ -5,6 +5,7 @@ Place in the life of an execution: beside it, at the edge.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -20,8 +21,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 import longrun
-from longrun.cli import _schema as schema
-from longrun.cli.workers import status_of
+from longrun import schema
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.dashboard import live
 from longrun.dashboard.actions import BODY_LIMIT, BULK_VERBS, VERBS, Actions, body_of
@@ -40,7 +40,7 @@ from longrun.errors import (
     StoreError,
 )
 from longrun.eta import Forecaster
-from longrun.records import check_id, to_time
+from longrun.records import ExecutionState, check_id, to_time
 from longrun.stored import Query
 from longrun.stores import open_store
 from longrun.stores.store import CheckpointStore
@@ -134,6 +134,7 @@ class DashboardApp:
             "/api/live/executions": self._live_executions,
             "/api/live/executions/{id}": self._live_execution,
             "/api/live/workers": self._live_workers,
+            "/metrics": self._metrics,
         }
         writes: dict[str, Answer] = {
             "/api/executions/{id}/{verb}": self._control,
@@ -210,8 +211,18 @@ class DashboardApp:
         shown = []
         for owner in await self.store.owners():
             number = sum((await self.store.count(Query(owner=owner.id))).values())
-            shown.append(schema.worker(owner, status_of(owner), number))
+            shown.append(schema.worker(owner, number))
         return {"workers": sorted(shown, key=lambda one: (one["status"], one["id"]))}
+
+    async def _metrics(self, request: Request) -> Response:
+        """For Prometheus, with the token as its bearer: what a store can tell. The rest each worker serves itself."""
+        counts = await self.store.count()
+        statuses = Counter(one["status"] for one in (await self._all_workers())["workers"])
+        lines = ["# HELP longrun_executions Executions in the store", "# TYPE longrun_executions gauge"]
+        lines += [f'longrun_executions{{state="{one.value}"}} {counts.get(one, 0)}' for one in ExecutionState]
+        lines += ["# HELP longrun_workers Processes that may own executions", "# TYPE longrun_workers gauge"]
+        lines += [f'longrun_workers{{status="{one}"}} {statuses[one]}' for one in schema.STATUSES]
+        return Response("\n".join([*lines, ""]), media_type="text/plain; version=0.0.4")
 
     async def _chart(self, request: Request) -> Response:
         hours = whole(request.query_params, "hours", 24, 1, 24 * 90)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from longrun.cli import _schema as schema
+from longrun import schema
 from longrun.records import FINISHED, to_time
 from longrun.stored import Query
 from longrun.stores.store import CheckpointStore

@@ -11,8 +11,7 @@ from typing import Any
 
 import attrs
 
-from longrun import lease, plan
-from longrun.cli import _schema as schema
+from longrun import lease, plan, schema
 from longrun.dashboard.diff import differences
 from longrun.dashboard.listing import Listing
 from longrun.dashboard.timeline import Timeline, row_json

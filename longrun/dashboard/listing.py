@@ -15,12 +15,11 @@ import attrs
 from attrs import frozen
 from starlette.datastructures import QueryParams
 
-from longrun import views
-from longrun.cli import _schema as schema
+from longrun import schema, views
 from longrun.desk import check_states
 from longrun.errors import ConfigError
-from longrun.eta import Forecast, Forecaster
-from longrun.records import ExecutionState
+from longrun.eta import Forecaster
+from longrun.records import ExecutionState, Forecast
 from longrun.stored import Query, Stored
 from longrun.stores.store import CheckpointStore
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from longrun import views
-from longrun.cli import _schema as schema
+from longrun import schema, views
 from longrun.records import to_time
 from longrun.stored import Boundary
 from longrun.stores.store import CheckpointStore

@@ -13,6 +13,7 @@ from longrun.errors import StoreSettingsError
 
 if TYPE_CHECKING:
     from longrun.stores.base import StoreBackend as StoreBackend
+    from longrun.stores.copy import copy_store as copy_store
     from longrun.stores.file import FileCheckpointStore as FileCheckpointStore
     from longrun.stores.memory import MemoryCheckpointStore as MemoryCheckpointStore
     from longrun.stores.postgres import PostgresCheckpointStore as PostgresCheckpointStore
@@ -42,6 +43,7 @@ WHERE = {
     "TaskStoreAdapter": "task",
     "TaskRecord": "task",
     "SQLAlchemyTaskStore": "sqlalchemy_tasks",
+    "copy_store": "copy",
 }
 SCHEMES = ("memory:", "file:DIR", "sqlite:///PATH", "postgresql://…", "redis://…")
 

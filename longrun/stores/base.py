@@ -36,7 +36,7 @@ class StoreBackend(abc.ABC):
     """Whether an acknowledged write survives the process."""
     fenced: bool = True
     """Whether the fence is compared and the write made in one atomic act, between processes too."""
-    poll_interval: float = 0.02
+    poll_interval: float = 0.03
     """How often the default `wait` looks."""
 
     # life
@@ -111,7 +111,8 @@ class StoreBackend(abc.ABC):
 
     @abc.abstractmethod
     def delete(self, ids: Sequence[str]) -> list[bool]:
-        """Remove each finished execution with all that belongs to it; False for what is not finished or not there."""
+        """Remove each finished execution with all that belongs to it; False for what is not finished or not there. What
+        nothing can be read of may be removed too."""
 
     # readers
 
@@ -169,8 +170,8 @@ class StoreBackend(abc.ABC):
 
     @abc.abstractmethod
     def wait(self, timeout: float) -> bool:
-        """Return True as soon as another user of this store may have sent a message, created, released or finished
-        something since the last call; False after `timeout` seconds. Spurious True is harmless."""
+        """Return True as soon as another user of this store may have sent or taken a message, or created, released or
+        finished something, since the last call; False after `timeout` seconds. Spurious True is harmless."""
 
     def wake(self) -> None:
         """Make a `wait` in progress return at once: the store is closing."""

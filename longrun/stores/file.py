@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
+import attrs
+
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import CorruptDataError, StoreUnavailableError
 from longrun.records import ExecutionState
@@ -23,17 +25,17 @@ from longrun.stores._file import owners
 from longrun.stores._file.catalog import Catalog
 from longrun.stores._file.claims import Claims
 from longrun.stores._file.contents import Contents
-from longrun.stores._file.disk import Disk
+from longrun.stores._file.disk import Disk, UnreadableFileError
 from longrun.stores._file.done import Finished
-from longrun.stores._file.entries import matches
 from longrun.stores._file.forms import boundary_from
 from longrun.stores._file.history import read_history
-from longrun.stores._file.inbox import Box, box_of, parse_letters, read_letters
+from longrun.stores._file.inbox import box_of, parse_letters, read_box
 from longrun.stores._file.place import FORMAT, KIND, Place, done_inbox_name, unavailable
-from longrun.stores._file.reading import Spot, locate, read_spot
+from longrun.stores._file.reading import Spot, locate, read_settled
 from longrun.stores._file.removal import delete
 from longrun.stores._file.writes import Writes
 from longrun.stores.base import Answer, StoreBackend
+from longrun.stores.choice import matches
 from longrun.stores.store import CheckpointStore
 
 T = TypeVar("T")
@@ -134,8 +136,12 @@ class FileBackend(StoreBackend):
             owners.unregister(self._open.place, owner)
 
     def delete(self, ids: Sequence[str]) -> list[bool]:
+        writes = self._open.writes
         with _guarded("a deletion failed"):
-            return delete(self._open.writes, ids)
+            try:
+                return delete(writes, ids)
+            finally:
+                writes.ring()
 
     # readers
 
@@ -155,7 +161,8 @@ class FileBackend(StoreBackend):
                 if len(rows) >= 2 * query.limit:
                     break
             rows.sort(key=_position, reverse=True)
-            return rows[: query.limit]
+            page = rows[: query.limit]
+            return [row if row.definition.id in live else parts.finished.checked(row) for row in page]
 
     def count(self, query: Query) -> dict[ExecutionState, int]:
         with _guarded("a listing failed"):
@@ -171,11 +178,8 @@ class FileBackend(StoreBackend):
         with catalog.lock:
             catalog.look()
             entries = list(catalog.entries.by_stem.values())
-            rows = [
-                Stored(definition=entry.definition, head=entry.effective)
-                for entry in entries
-                if matches(entry.definition, entry.head, query)
-            ]
+            heads = [(entry.definition, entry.effective) for entry in entries]
+            rows = [Stored(definition=one, head=head) for one, head in heads if matches(one, head, query)]
             return rows, {entry.id for entry in entries}
 
     def boundaries(self, id: str, *, after: int = 0, limit: int = 1000) -> list[Boundary]:
@@ -211,8 +215,8 @@ class FileBackend(StoreBackend):
         def numbers(
             place: Place, spot: Spot, contents: Contents, _: Callable[[], list[Message]]
         ) -> tuple[int, Mapping[str, int]]:
-            box = box_of(place, spot.stem, id, contents.born, done=spot.folder is place.done)
-            found = read_letters(place, box)
+            box, data = read_box(place, spot.stem, id, done=spot.folder is place.done)
+            found = parse_letters(place, attrs.evolve(box, born=contents.born), data)
             return found.last, found.keys
 
         return self._read(id, numbers) or (0, {})
@@ -250,14 +254,14 @@ class FileBackend(StoreBackend):
 
     def _read(self, id: str, use: Callable[[Place, Spot, Contents, Callable[[], list[Message]]], T]) -> T | None:
         """Read one execution and hand it to `use`; start over if it moved meanwhile. None if there is none."""
-        place = self._open.place
+        parts = self._open
         with _guarded("a journal cannot be read"):
             for _ in range(TRIES):
-                spot = locate(place, id)
+                spot = parts.catalog.locate(id)
                 if spot is None:
                     return None
                 try:
-                    return _read_once(place, id, spot, use)
+                    return _read_once(parts, id, spot, use)
                 except FileNotFoundError:
                     continue
         raise StoreUnavailableError(KIND, f"the journal of execution {id!r} keeps moving")
@@ -334,19 +338,23 @@ def _position(stored: Stored) -> tuple[float, str]:
 
 
 def _read_once(
-    place: Place, id: str, spot: Spot, use: Callable[[Place, Spot, Contents, Callable[[], list[Message]]], T]
+    parts: _Parts, id: str, spot: Spot, use: Callable[[Place, Spot, Contents, Callable[[], list[Message]]], T]
 ) -> T:
     """The inbox comes before the journal: a message that is taken in between is then seen as taken."""
-    box = box_of(place, spot.stem, id, "", done=spot.folder is place.done)
+    place, over = parts.place, spot.folder is parts.place.done
     try:
-        data = box.folder.read(box.name)
-    except FileNotFoundError:
-        data = b""
-    contents, _ = read_spot(place, id, spot)
-    contents.settle()
+        box, data = read_box(place, spot.stem, id, done=over)
+        closed = None
+    except UnreadableFileError as error:
+        if not over:
+            raise
+        box, data, closed = box_of(place, spot.stem, id, "", done=True), b"", error
+    contents = parts.finished.read(id, spot) if over else read_settled(place, id, spot)[0]
+    if closed is not None:  # what has ended needs no messages
+        contents.damage.append(closed.problem)
 
     def letters() -> list[Message]:
-        found = parse_letters(place, Box(box.folder, box.name, id, contents.born), data)
+        found = parse_letters(place, attrs.evolve(box, born=contents.born), data)
         contents.damage += found.damage
         return list(found.messages.values())
 

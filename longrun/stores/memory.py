@@ -31,10 +31,11 @@ from longrun.stored import (
     Write,
 )
 from longrun.stores.base import Answer, StoreBackend
+from longrun.stores.choice import is_free, is_wanted, matches
+from longrun.stores.rows import wake_at
 from longrun.stores.store import CheckpointStore
 
 KEYS_REMEMBERED = 1024
-NEEDS_DUE = frozenset({ExecutionState.INITIALIZED, ExecutionState.WAITING, ExecutionState.RESUMING})
 
 
 @define
@@ -143,7 +144,9 @@ class MemoryBackend(StoreBackend):
 
     def claim(self, claim: Claim) -> list[Loaded]:
         with self._changed:
-            chosen = [r for r in self._candidates(claim) if _free(r.head, claim) and _wanted(r, claim)]
+            chosen = [
+                r for r in self._candidates(claim) if is_free(r.head, claim) and is_wanted(r.definition, r.head, claim)
+            ]
             chosen.sort(key=lambda r: (-r.definition.priority, r.definition.created, r.definition.id))
             for record in chosen[: claim.limit]:
                 head = record.head
@@ -192,7 +195,7 @@ class MemoryBackend(StoreBackend):
 
     def find(self, query: Query) -> list[Stored]:
         with self._changed:
-            rows = [r for r in self._records.values() if _matches(r, query)]
+            rows = [r for r in self._records.values() if matches(r.definition, r.head, query)]
             rows.sort(key=_position, reverse=True)
             if query.after is not None:
                 rows = [r for r in rows if _position(r) < query.after]
@@ -202,7 +205,7 @@ class MemoryBackend(StoreBackend):
         counts: dict[ExecutionState, int] = {}
         with self._changed:
             for record in self._records.values():
-                if _matches(record, query):
+                if matches(record.definition, record.head, query):
                     counts[record.head.state] = counts.get(record.head.state, 0) + 1
         return counts
 
@@ -241,10 +244,7 @@ class MemoryBackend(StoreBackend):
 
     def next_due(self) -> float | None:
         with self._changed:
-            heads = [r.head for r in self._records.values() if r.head.owner is None]
-            moments = [
-                _moment(head) for head in heads if head.state in NEEDS_DUE or head.state is ExecutionState.RUNNING
-            ]
+            moments = [wake_at(r.head) for r in self._records.values() if r.head.owner is None]
         return min((m for m in moments if m is not None), default=None)
 
     def size(self, id: str) -> int:
@@ -285,34 +285,6 @@ def _position(record: _Record) -> tuple[float, str]:
     return record.definition.created, record.definition.id
 
 
-def _free(head: Head, claim: Claim) -> bool:
-    return head.owner is None or head.owner in claim.dead
-
-
-def _moment(head: Head) -> float | None:
-    """When this becomes due: as `_wanted` sees it, 0 for at once."""
-    if head.woken or head.state is ExecutionState.RUNNING or (head.due is None and head.signal is None):
-        return 0.0
-    return head.due
-
-
-def _wanted(record: _Record, claim: Claim) -> bool:
-    definition, head = record.definition, record.head
-    if head.state not in claim.states:
-        return False
-    if claim.workflows is not None and definition.workflow not in claim.workflows:
-        return False
-    if claim.queues is not None and definition.queue not in claim.queues:
-        return False
-    if claim.ids is not None or head.state is ExecutionState.RUNNING:
-        return True
-    if head.state not in NEEDS_DUE:
-        return False
-    if head.woken or (head.due is None and head.signal is None):
-        return True
-    return head.due is not None and head.due <= claim.now
-
-
 def _loaded(record: _Record) -> Loaded:
     boundary = next(b for b in reversed(record.boundaries) if b.data is not None)
     return Loaded(
@@ -324,28 +296,3 @@ def _loaded(record: _Record) -> Loaded:
         messages=tuple(record.messages.values()),
         kept=tuple((b.seq, b.blobs) for b in record.boundaries if b.data is not None),
     )
-
-
-def _matches(record: _Record, query: Query) -> bool:
-    definition, head = record.definition, record.head
-    equal = (
-        (query.queue, definition.queue),
-        (query.owner, head.owner),
-        (query.parent_id, definition.parent_id),
-        (query.owned, head.owner is not None),
-    )
-    return (
-        all(asked is None or asked == found for asked, found in equal)
-        and (query.states is None or head.state in query.states)
-        and (query.workflows is None or definition.workflow in query.workflows)
-        and (query.created_after is None or definition.created >= query.created_after)
-        and (query.created_before is None or definition.created < query.created_before)
-        and (query.ended_before is None or (head.ended is not None and head.ended < query.ended_before))
-        and all(definition.metadata.get(key) == value for key, value in query.metadata.items())
-        and (query.text is None or _contains(definition, query.text.casefold()))
-    )
-
-
-def _contains(definition: Definition, text: str) -> bool:
-    values = [definition.id, *map(str, definition.metadata.values())]
-    return any(text in value.casefold() for value in values)

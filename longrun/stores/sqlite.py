@@ -23,7 +23,7 @@ from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import CorruptDataError, LongrunError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.seal import Seal
-from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Stored, Write
+from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Save, Stored, Write
 from longrun.stores import rows
 from longrun.stores._sqlite import find as finding
 from longrun.stores._sqlite import sql
@@ -124,6 +124,9 @@ class SQLiteBackend(StoreBackend):
             return answers, gathered.announce
 
         answers, announced = self._write(work)
+        for write in batch:  # nobody here will write for what was let go: its row need not be kept in memory
+            if isinstance(write, Save) and write.head.owner is None:
+                self._known.rows.pop(write.id, None)
         if announced:
             self._bell.set()
         return answers

@@ -12,16 +12,28 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import anyio
-import anyio.to_thread
 import attrs
 
-from longrun.errors import CodecError, ExecutionNotFoundError, LongrunError
+from longrun.errors import CodecError, CorruptDataError, ExecutionNotFoundError, LongrunError
 from longrun.loops import Loop, current_loop
 from longrun.records import FINISHED, ExecutionState, RetentionPolicy
 from longrun.seal import Seal
-from longrun.stored import Boundary, Claim, Create, Loaded, Message, Owner, Query, Save, Send, Stored, Write
+from longrun.stored import (
+    QUEUE_WORKFLOW,
+    Boundary,
+    Claim,
+    Create,
+    Loaded,
+    Message,
+    Owner,
+    Query,
+    Save,
+    Send,
+    Stored,
+    Write,
+)
 from longrun.stores.base import StoreBackend
+from longrun.stores.readers import Readers, apart
 from longrun.stores.writer import Done, Writer
 
 T = TypeVar("T")
@@ -41,7 +53,7 @@ class CheckpointStore:
         self._watcher = _Watcher(backend)
         self._users = 0
         self._lock = threading.Lock()
-        self._loops = threading.local()
+        self._readers = Readers(READERS)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.backend.kind}>"
@@ -50,7 +62,7 @@ class CheckpointStore:
 
     async def open(self) -> Self:
         """Make ready. Each `open` needs its `aclose`."""
-        await anyio.to_thread.run_sync(self._open)
+        await apart(self._open)
         return self
 
     def _open(self) -> None:
@@ -61,8 +73,7 @@ class CheckpointStore:
             self._users += 1
 
     async def aclose(self) -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._close)
+        await apart(self._close)
 
     def _close(self) -> None:
         with self._lock:
@@ -72,6 +83,7 @@ class CheckpointStore:
             if self._users == 0:
                 self._watcher.stop()
                 self._writer.stop()
+                self._readers.close()
                 self.backend.close()
 
     async def __aenter__(self) -> Self:
@@ -89,7 +101,10 @@ class CheckpointStore:
 
     async def create(self, create: Create) -> bool:
         """Store a new execution; False if the id is taken."""
-        return bool(await self._write(create))
+        created = bool(await self._write(create))
+        if created and create.head.owner is None:
+            self._watcher.tell()
+        return created
 
     async def save(self, save: Save) -> None:
         """Durable when it returns. `LeaseLostError` if another process owns the execution now."""
@@ -100,7 +115,9 @@ class CheckpointStore:
         self._writer.put(save, done, loop or current_loop())
 
     async def send(self, id: str, message: Message, *, limit: int = 1000) -> int:
-        return int(await self._write(Send(id=id, message=message, limit=limit)))
+        number = int(await self._write(Send(id=id, message=message, limit=limit)))
+        self._watcher.tell()
+        return number
 
     async def claim(self, claim: Claim) -> list[Loaded]:
         loaded: list[Loaded] = await self._call(partial(self.backend.claim, claim))
@@ -142,13 +159,29 @@ class CheckpointStore:
         return self._unsealed(loaded)
 
     async def find(self, query: Query) -> list[Stored]:
-        return await self._read(self.backend.find, query)
+        """A page, newest first. The records of queues come last of all: leaving them out makes no hole in a page."""
+        found = await self._read(self.backend.find, query)
+        if query.workflows is not None:
+            return found
+        return [stored for stored in found if stored.definition.workflow != QUEUE_WORKFLOW]
 
     async def count(self, query: Query | None = None) -> dict[ExecutionState, int]:
-        return await self._read(self.backend.count, query or Query())
+        return await self._read(self._count, query or Query())
+
+    def _count(self, query: Query) -> dict[ExecutionState, int]:
+        """Without the records of queues, all of which are stored as paused."""
+        counts = self.backend.count(query)
+        if query.workflows is None and counts.get(ExecutionState.PAUSED):
+            hidden = self.backend.count(attrs.evolve(query, workflows=frozenset({QUEUE_WORKFLOW})))
+            shown = {state: number - hidden.get(state, 0) for state, number in counts.items()}
+            counts = {state: number for state, number in shown.items() if number > 0}
+        return counts
 
     async def exists(self, id: str) -> bool:
-        return bool(await self._read(partial(self.backend.boundaries, id, limit=1)))
+        try:
+            return bool(await self._read(partial(self.backend.boundaries, id, limit=1)))
+        except CorruptDataError:  # there it is, whatever became of it
+            return True
 
     async def size(self, id: str) -> int:
         return await self._read(self.backend.size, id)
@@ -261,23 +294,18 @@ class CheckpointStore:
     async def _answer(self, start: Callable[[Done, Loop], None]) -> Any:
         loop = current_loop()
         while (room := self._writer.room(loop)) is not None:
-            await room.wait()
+            await room
         waiter = loop.waiter()
         start(waiter.set, loop)
-        answer = await waiter.wait()
+        answer = await waiter
         if isinstance(answer, LongrunError):
             raise answer
         return answer
 
     async def _read(self, function: Callable[..., T], *args: Any) -> T:
-        return await anyio.to_thread.run_sync(function, *args, limiter=self._limiter())
-
-    def _limiter(self) -> anyio.CapacityLimiter:
-        """Readers of their own, one set for each thread that runs a loop: they never wait for step threads."""
-        limiter: anyio.CapacityLimiter | None = getattr(self._loops, "limiter", None)
-        if limiter is None:
-            limiter = self._loops.limiter = anyio.CapacityLimiter(READERS)
-        return limiter
+        if self._users == 0:  # closed: some stores can be read all the same, but no thread is kept for that
+            return await apart(partial(function, *args))
+        return await self._readers.run(function, *args)
 
 
 def _message_context(id: str, message: Message) -> str:
@@ -325,7 +353,11 @@ class _Watcher:
                 self._stopping.wait(1.0)  # the store is away: look again in a while
                 changed = True
             if changed:
-                with self._lock:
-                    listeners = list(self._listeners.values())
-                for loop, function in listeners:
-                    loop.call_soon(function)
+                self.tell()
+
+    def tell(self) -> None:
+        """Something may have changed. A backend hears of others alone: who shares a store object tells each other."""
+        with self._lock:
+            listeners = list(self._listeners.values())
+        for loop, function in listeners:
+            loop.call_soon(function)

@@ -26,13 +26,13 @@ from longrun.errors import ConfigError, StoreUnavailableError
 from longrun.records import FINISHED, ExecutionState
 from longrun.seal import Seal
 from longrun.stored import Boundary, Claim, Create, Loaded, Message, Owner, Query, Save, Send, Stored, Write
-from longrun.stores._task.listing import matches
 from longrun.stores._task.loop import OwnTaskLoop, TaskLoop, current_task_loop
 from longrun.stores._task.records import STATUSES, FencedTaskStoreAdapter, TaskRecord, TaskStoreAdapter
 from longrun.stores._task.single import SingleUser
 from longrun.stores._task.table import TaskTable
 from longrun.stores._task.work import TaskWork
 from longrun.stores.base import Answer, StoreBackend
+from longrun.stores.choice import matches
 from longrun.stores.rows import wake_at
 from longrun.stores.store import CheckpointStore
 

@@ -24,13 +24,9 @@ QUEUE_LIMIT = 20_000
 """More than this many writes waiting, and whoever comes next waits before it may add its own."""
 
 
-class Job:
-    """One thing for the writer thread to do, and whom to tell."""
-
-    __slots__ = ("call", "done", "loop", "write")
-
-    def __init__(self, done: Done, loop: Loop | None, write: Write | None, call: Callable[[], Any] | None) -> None:
-        self.done, self.loop, self.write, self.call = done, loop, write, call
+Job = tuple[Done, Loop | None, Write | None, Callable[[], Any] | None]
+"""One thing for the writer's thread to do: whom to tell and where, and the write or the call. Not a class: there is one
+for every step of every execution."""
 
 
 class Writer:
@@ -74,11 +70,11 @@ class Writer:
 
     def put(self, write: Write, done: Done, loop: Loop | None) -> None:
         """Queue a write. `done` gets its answer in `loop`, or in the writer's thread if that is None."""
-        self._add(Job(done, loop, write, None))
+        self._add((done, loop, write, None))
 
     def call(self, function: Callable[[], Any], done: Done, loop: Loop | None) -> None:
         """Queue anything else the backend does in the writer's thread, in order with the writes."""
-        self._add(Job(done, loop, None, function))
+        self._add((done, loop, None, function))
 
     def _add(self, job: Job) -> None:
         with self._lock:
@@ -105,10 +101,10 @@ class Writer:
         """Do the call at the front of the queue, or every write up to the next call."""
         queue = self._queue
         first = queue.popleft()
-        if first.call is not None:
-            return [(first, _outcome(first.call))]
+        if first[3] is not None:
+            return [(first, _outcome(first[3]))]
         batch = [first]
-        while queue and queue[0].call is None and len(batch) < BATCH_LIMIT:
+        while queue and queue[0][3] is None and len(batch) < BATCH_LIMIT:
             batch.append(queue.popleft())
         return list(zip(batch, self._commit(batch), strict=True))
 
@@ -116,9 +112,9 @@ class Writer:
         answers: list[Any] = [None] * len(batch)
         writes: list[Write] = []
         places: list[int] = []
-        for place, job in enumerate(batch):
+        for place, (_, _, write, _) in enumerate(batch):
             try:
-                writes.append(self._prepare(job.write))  # type: ignore[arg-type]  # a job without a call has a write
+                writes.append(self._prepare(write))  # type: ignore[arg-type]  # a job without a call has a write
                 places.append(place)
             except LongrunError as error:
                 answers[place] = error
@@ -132,23 +128,20 @@ class Writer:
     @staticmethod
     def _deliver(answered: list[tuple[Job, Any]]) -> None:
         """Tell everybody, with one hop for each loop."""
-        first = answered[0][0].loop
-        if first is not None and all(job.loop is first for job, _ in answered):
-            first.call_soon(_tell, answered)
-            return
         by_loop: dict[Loop, list[tuple[Job, Any]]] = {}
         for pair in answered:
-            if pair[0].loop is None:
-                pair[0].done(pair[1])
+            done, loop, _, _ = pair[0]
+            if loop is None:
+                done(pair[1])
             else:
-                by_loop.setdefault(pair[0].loop, []).append(pair)
+                by_loop.setdefault(loop, []).append(pair)
         for loop, pairs in by_loop.items():
             loop.call_soon(_tell, pairs)
 
 
 def _tell(pairs: list[tuple[Job, Any]]) -> None:
-    for job, answer in pairs:
-        job.done(answer)
+    for (done, _, _, _), answer in pairs:
+        done(answer)
 
 
 def _outcome(function: Callable[[], Any]) -> Any:

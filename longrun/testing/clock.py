@@ -18,7 +18,7 @@ import anyio
 import anyio.lowlevel
 
 from longrun.clock import Clock
-from longrun.loops import current_loop
+from longrun.loops import Awaited, current_loop
 
 BEGIN = 1_700_000_000.0
 QUIET = 0.05
@@ -69,7 +69,7 @@ class ManualClock(Clock):
     async def sleep(self, seconds: float) -> None:
         await self.wait(anyio.Event(), max(0.0, seconds))
 
-    async def wait(self, event: anyio.Event, seconds: float | None) -> bool:
+    async def wait(self, event: Awaited, seconds: float | None) -> bool:
         if seconds is None or event.is_set() or seconds <= 0:
             if seconds is None:
                 await event.wait()
@@ -153,6 +153,6 @@ class ManualClock(Clock):
                 heapq.heapify(self._timers)
 
 
-async def _end_at(event: anyio.Event, scope: anyio.CancelScope) -> None:
+async def _end_at(event: Awaited, scope: anyio.CancelScope) -> None:
     await event.wait()
     scope.cancel()

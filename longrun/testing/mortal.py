@@ -26,6 +26,10 @@ class MortalExecutor(Executor):
         self._probed = ProbedEngine(probe, awaits=awaits)
         self.log = _UntilDeath(probe)
 
+    @property
+    def alive(self) -> bool:
+        return not self._probe.crashed
+
     def engine(self, step: Step) -> Engine:
         return self._probed
 

@@ -41,6 +41,8 @@ class CrashPoint:
 class SimulatedCrash(BaseException):
     """The program has crashed in this test. Not an `Exception`: nothing in it may catch it and go on."""
 
+    ends_the_program = True
+
 
 class Probe:
     """Sees every point. Without a target it writes them down; with one it crashes there, once."""

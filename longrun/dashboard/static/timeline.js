@@ -18,6 +18,17 @@ export class Timeline {
     this.rows = h("ol", { class: "gantt" });
     this.after = h("p", { class: "soft" });
     this.element = h("div", { class: "timeline" }, this.axis, this.rows, this.after);
+    this.rows.addEventListener("pointerdown", () => this.hold());
+  }
+
+  // Between pressing and releasing, what is pressed must not be replaced: the click would be lost.
+  hold() {
+    this.held = true;
+    const release = () => {
+      this.held = false;
+      setTimeout(() => this.owed && this.draw());
+    };
+    for (const kind of ["pointerup", "pointercancel"]) window.addEventListener(kind, release, { once: true });
   }
 
   async load() {
@@ -65,6 +76,8 @@ export class Timeline {
   }
 
   draw() {
+    this.owed = this.held;
+    if (this.held) return;
     const [first, last] = this.span();
     const place = (at) => ((Math.min(Math.max(at, first), last) - first) / (last - first)) * 100;
     this.place = place;

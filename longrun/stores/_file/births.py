@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from longrun.errors import LongrunError, StoreUnavailableError
+from longrun.errors import CorruptDataError, LongrunError, StoreUnavailableError
 from longrun.stored import Create, Save, Send
 from longrun.stores._file.catalog import mark_of
 from longrun.stores._file.contents import Mail, first_lines, save_lines
@@ -104,5 +104,5 @@ class Post:
     def deliver(self, place: Place) -> None:
         try:
             self.answers = send(place, self.box, [one for _, one in self.sends], self.mail)
-        except StoreUnavailableError as error:
+        except (StoreUnavailableError, CorruptDataError) as error:
             self.answers = [error] * len(self.sends)

@@ -14,21 +14,34 @@ import time
 import attrs
 
 from longrun.errors import CorruptDataError
+from longrun.logging import Log
 from longrun.stored import Head, Message
-from longrun.stores._file.contents import Mail
-from longrun.stores._file.entries import Entries, Entry, Mark
+from longrun.stores._file.contents import Contents, Mail, remains
+from longrun.stores._file.disk import UnreadableFileError
+from longrun.stores._file.entries import Entries, Entry, Mark, may_leave
 from longrun.stores._file.inbox import box_of, read_letters
 from longrun.stores._file.journal import Journal
-from longrun.stores._file.lines import BrokenLineError, identity_of
 from longrun.stores._file.place import EVERYTHING, Place, journal_name, parse_journal_name, stem_of
-from longrun.stores._file.reading import Spot, read_spot, read_summary
+from longrun.stores._file.reading import (
+    Spot,
+    id_in,
+    locate,
+    locate_stem,
+    read_spot,
+    read_summary,
+    with_next_step,
+)
 
 LOOK_AGAIN = 2.0
 """Seconds after which a claim looks at every file, bell or not."""
 
 
 def mark_of(status: os.stat_result) -> Mark:
-    return status.st_size, status.st_mtime_ns, status.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_mode, status.st_uid
+
+
+def _is_same_file(known: Entry | None, mark: Mark) -> bool:
+    return known is not None and not known.unreadable and known.mark is not None and known.mark[2] == mark[2]
 
 
 class Catalog:
@@ -42,7 +55,9 @@ class Catalog:
         """Names of journals that this process writes to."""
         self.finished: dict[str, Entry] = {}
         """Found finished, and not yet moved away."""
-        self._unreadable: dict[str, tuple[int, Mark]] = {}
+        self._told: set[tuple[str, int]] = set()
+        """Journals that were reported as unreadable."""
+        self._log = Log()
         self._heard = 0
         self._looked = 0.0
 
@@ -63,6 +78,12 @@ class Catalog:
                 for name in dict.fromkeys(names):
                     self._hear(name)
 
+    def look_at(self, owner: str) -> None:
+        """Compare the files of one owner, which rings no bell while it goes on owning them."""
+        with self.lock:
+            for entry in self.entries.owned_by(owner):
+                self._update(entry.stem, entry.gen)
+
     def look(self) -> None:
         """Compare every file with what is known of it."""
         with self.lock:
@@ -74,6 +95,7 @@ class Catalog:
                     newest[parsed[0]] = parsed[1]
             for stem in [stem for stem in self.entries.by_stem if stem not in newest]:
                 self.forget(stem)
+            self._told = {(stem, gen) for stem, gen in self._told if stem in newest}
             for stem, gen in newest.items():
                 self._update(stem, gen)
             self._look_at_inboxes()
@@ -85,8 +107,9 @@ class Catalog:
             stem = name.removesuffix(".jsonl")
             found.add(stem)
             self._update_inbox(stem)
-        for entry in [entry for entry in self.entries.by_stem.values() if entry.letters and entry.stem not in found]:
-            self.entries.mailed(entry, (), None)
+        for entry in list(self.entries.by_stem.values()):
+            if (entry.letters or entry.closed_inbox is not None) and entry.stem not in found:
+                self.entries.mailed(entry, (), None)
 
     def _hear(self, name: str) -> None:
         folder, _, name = name.partition("/")
@@ -95,7 +118,8 @@ class Catalog:
         elif folder == "live" and (parsed := parse_journal_name(name)) is not None:
             stem, gen = parsed
             known = self.entries.by_stem.get(stem)
-            self._update(stem, gen if known is None else max(gen, known.gen))
+            if self._update(stem, gen if known is None else max(gen, known.gen)) is None:
+                self._update(stem, gen)  # the one that was known is deleted, and this is a new one of its id
             self._update_inbox(stem)
 
     def _update(self, stem: str, gen: int) -> Entry | None:
@@ -111,68 +135,79 @@ class Catalog:
         mark = mark_of(status)
         if known is not None and known.gen == gen and known.mark == mark:
             return known
-        if self._unreadable.get(stem) == (gen, mark):
-            return None
         self.mine.discard(stem)  # another generation, or another file: it changed hands
+        spot = Spot(self._place.live, stem, gen, journal_name(stem, gen))
         try:
-            same = known if known is not None and known.mark is not None and known.mark[2] == mark[2] else None
-            entry = self._read(Spot(self._place.live, stem, gen, journal_name(stem, gen)), same)
+            entry = self._read(spot, known if _is_same_file(known, mark) else None, mark)
         except FileNotFoundError:
-            return None
-        except CorruptDataError:
-            self._unreadable[stem] = (gen, mark)
-            self.forget(stem)
-            return None
-        entry.mark = mark
+            return self._follow(spot)
         self.put(entry)
         return entry
 
-    def _read(self, spot: Spot, known: Entry | None) -> Entry:
+    def _follow(self, spot: Spot) -> Entry | None:
+        """A journal was over, or gone, when it was to be read."""
+        newest = locate_stem(self._place, spot.stem)
+        if newest is None or newest.folder is not self._place.live:
+            self.forget(spot.stem)
+            return None
+        return self._update(newest.stem, newest.gen) if newest.gen != spot.gen else None
+
+    def _read(self, spot: Spot, known: Entry | None, mark: Mark) -> Entry:
         """`known` is what was read in the same file before; the id of another one may have been started anew."""
         whose = None if known is None else (known.id, known.born, known.definition)
         summary = read_summary(self._place, spot, whose)
         if summary is not None:
-            return Entry(spot.stem, spot.gen, summary.born, summary.definition, summary.head, summary.mail)
-        contents, _ = read_spot(self._place, self._id_in(spot), spot)
-        contents.settle()
+            return Entry(spot.stem, spot.gen, summary.born, summary.definition, summary.head, summary.mail, mark)
+        contents = Contents(id_in(spot))
+        try:
+            contents, _ = read_spot(self._place, contents.id, spot)
+            contents.settle()
+        except CorruptDataError as error:
+            return self._unreadable(spot, contents, error, mark)
         head, definition = contents.found()
-        return Entry(spot.stem, spot.gen, contents.born, definition, head, contents.mail)
+        return Entry(spot.stem, spot.gen, contents.born, definition, head, contents.mail, mark)
 
-    def _id_in(self, spot: Spot) -> str:
-        """The id that a journal says it belongs to; it must be the one that gives the file its name."""
-        data = spot.folder.read(spot.name)
-        for text in data.split(b"\n"):
-            try:
-                id = identity_of(text).id
-            except BrokenLineError:
-                continue
-            if stem_of(id) == spot.stem:
-                return id
-            break
-        else:
-            earlier = journal_name(spot.stem, spot.gen - 1)
-            if spot.gen > 0 and spot.folder.stat(earlier) is not None:  # a claim that a power cut left empty
-                return self._id_in(Spot(spot.folder, spot.stem, spot.gen - 1, earlier))
-        self._place.keep_aside(spot.name, data)
-        raise CorruptDataError(f"the journal {spot.name!r}", "it does not belong to the execution of that name")
+    def _unreadable(self, spot: Spot, contents: Contents, error: CorruptDataError, mark: Mark) -> Entry:
+        """Nobody can go on with it, but it is not lost: it is listed, its bytes are kept, and it can be deleted. What
+        only cannot be opened is tried again at every look."""
+        closed = isinstance(error, UnreadableFileError)
+        error = with_next_step(self._place, spot, error)
+        if (spot.stem, spot.gen) not in self._told:
+            self._told.add((spot.stem, spot.gen))
+            self._log.error("store.unreadable", execution=contents.id, file=f"live/{spot.name}", problem=str(error))
+        definition, head = remains(contents, str(error), mark[1] / 1e9)
+        known = None if closed else mark
+        return Entry(spot.stem, spot.gen, contents.born, definition, head, contents.mail, known, unreadable=True)
 
     def _update_inbox(self, stem: str) -> None:
         entry = self.entries.by_stem.get(stem)
-        if entry is None:
+        if entry is None or entry.unreadable:
             return
         box = box_of(self._place, stem, entry.id, entry.born)
         status = self._place.inbox.stat(box.name)
         mark = None if status is None else mark_of(status)
-        if mark != entry.inbox_mark:
-            letters = read_letters(self._place, box) if mark is not None else None
-            self.entries.mailed(entry, tuple(letters.messages) if letters else (), mark)
+        if mark is None:
+            if entry.inbox_mark is not None or entry.closed_inbox is not None:
+                self.entries.mailed(entry, (), None)
+        elif mark != entry.inbox_mark:
+            try:
+                letters = read_letters(self._place, box)
+            except UnreadableFileError as error:
+                self._tell_closed(entry, box.name, error)
+                return
+            self.entries.mailed(entry, tuple(letters.messages), (letters.size, *mark[1:]))
+
+    def _tell_closed(self, entry: Entry, name: str, error: UnreadableFileError) -> None:
+        if entry.closed_inbox is None:
+            self._log.error("store.unreadable", execution=entry.id, file=f"inbox/{name}", problem=str(error))
+        self.entries.mailed(entry, entry.letters, None, closed=str(error))
 
     # what this process does itself
 
     def put(self, entry: Entry) -> None:
         with self.lock:
             self.entries.put(entry)
-            if entry.head.state.finished:
+            if may_leave(entry.head) and not entry.unreadable:
                 self.finished[entry.stem] = entry
             else:
                 self.finished.pop(entry.stem, None)
@@ -200,10 +235,22 @@ class Catalog:
         if total is not None:
             entry.definition = attrs.evolve(entry.definition, total=total)
         entry.mark = None
-        if head.state.finished:
+        if may_leave(head):
             self.finished[entry.stem] = entry
         elif self.finished:
             self.finished.pop(entry.stem, None)
+
+    def locate(self, id: str) -> Spot | None:
+        """Where an execution's newest journal is; also one whose first journal is lost, which only a listing shows."""
+        spot = locate(self._place, id)
+        if spot is not None:
+            return spot
+        with self.lock:
+            self.listen()
+            entry = self.entries.by_stem.get(stem_of(id))
+        if entry is None or self._place.live.stat(journal_name(entry.stem, entry.gen)) is None:
+            return None
+        return Spot(self._place.live, entry.stem, entry.gen, journal_name(entry.stem, entry.gen))
 
     def find(self, id: str, gen: int) -> Entry | None:
         """The entry of a journal that was located just now."""

@@ -14,17 +14,28 @@ import attrs
 
 from longrun.clock import Clock
 from longrun.errors import CorruptDataError, StoreUnavailableError
-from longrun.stored import Claim, Loaded
-from longrun.stores._file.contents import Contents, claim_line, claimed_head, snapshot_lines, woken_head
-from longrun.stores._file.disk import write_all
-from longrun.stores._file.entries import Entry, free, rank, wanted
+from longrun.stored import Claim, Head, Loaded, Save
+from longrun.stores._file.contents import (
+    Contents,
+    Mail,
+    blocked_head,
+    claim_line,
+    claimed_head,
+    save_lines,
+    snapshot_lines,
+    woken_head,
+)
+from longrun.stores._file.disk import UnopenableError, UnreadableFileError, write_all
+from longrun.stores._file.done import read_done
+from longrun.stores._file.entries import Entry, rank
 from longrun.stores._file.history import move_history
 from longrun.stores._file.inbox import Letters, box_of, read_letters
 from longrun.stores._file.journal import Journal, failed
 from longrun.stores._file.lines import Identity
 from longrun.stores._file.place import KIND, Place, journal_name
-from longrun.stores._file.reading import Spot, locate, read_spot
+from longrun.stores._file.reading import Spot, locate, read_spot, with_next_step
 from longrun.stores._file.writes import Writes
+from longrun.stores.choice import is_free, is_wanted
 
 ROWS_CARRIED = 100
 """Old rows that a claim copies into the new generation; with more, they go to the history."""
@@ -44,6 +55,15 @@ class _Taken:
             self.journal.place.disk.fdatasync(self.journal.fd)
         except OSError as error:
             self.error = failed(error)
+
+
+class _UnreadableError(Exception):
+    """An execution that was to be taken cannot be read."""
+
+    def __init__(self, stored: bool) -> None:
+        super().__init__()
+        self.stored = stored
+        """Whether it is blocked durably by now."""
 
 
 class Claims:
@@ -66,31 +86,36 @@ class Claims:
     def _due(self, claim: Claim) -> list[Entry]:
         with self._catalog.lock:
             self._catalog.listen()
+            for owner in claim.dead:
+                self._catalog.look_at(owner)
             found = self._catalog.entries.due(claim)
             return [
-                entry for entry in found if free(entry.head, claim) and wanted(entry.definition, entry.effective, claim)
+                entry
+                for entry in found
+                if is_free(entry.head, claim) and is_wanted(entry.definition, entry.effective, claim)
             ]
 
     def _named(self, claim: Claim, ids: Iterable[str]) -> list[Entry]:
         found: list[Entry] = []
         for id in dict.fromkeys(ids):
-            spot = locate(self._place, id)
+            spot = self._catalog.locate(id)
             if spot is not None and spot.folder is self._place.done:
                 spot = self._from_done(claim, id, spot)
             entry = None if spot is None else self._catalog.find(id, spot.gen)
-            if entry is not None and free(entry.head, claim) and wanted(entry.definition, entry.effective, claim):
+            if entry is None or entry.unreadable or entry.closed_inbox is not None:
+                continue  # it is listed as blocked; `load` says why
+            if is_free(entry.head, claim) and is_wanted(entry.definition, entry.effective, claim):
                 found.append(entry)
         return found
 
     def _from_done(self, claim: Claim, id: str, spot: Spot) -> Spot | None:
         """A finished one comes back into live/ if it is to be had."""
         try:
-            contents, _ = read_spot(self._place, id, spot)
-            contents.settle()
+            contents = read_done(self._place, id, spot)
         except (CorruptDataError, FileNotFoundError):
             return None
         head, definition = contents.found()
-        if not (free(head, claim) and wanted(definition, head, claim)):
+        if not (is_free(head, claim) and is_wanted(definition, head, claim)):
             return None
         self._writes.bring_back(id)
         return locate(self._place, id)
@@ -142,6 +167,13 @@ class Claims:
             raise
         try:
             taken = self._read(entry, claim, identity, fd, len(first))
+        except _UnreadableError as error:
+            self._place.disk.close(fd)
+            if not error.stored:
+                self._place.live.remove(name)
+            self._writes.changed(name)
+            self._again(entry)
+            return None
         except BaseException:
             self._place.live.remove(name)
             self._place.disk.close(fd)
@@ -155,21 +187,28 @@ class Claims:
     def _read(self, entry: Entry, claim: Claim, identity: Identity, fd: int, size: int) -> _Taken | None:
         place = self._place
         before = Spot(place.live, entry.stem, entry.gen, journal_name(entry.stem, entry.gen))
-        letters = read_letters(place, box_of(place, entry.stem, entry.id, entry.born))
+        contents = Contents(entry.id)
         try:
+            letters = read_letters(place, box_of(place, entry.stem, entry.id, entry.born))
             contents, _ = read_spot(place, entry.id, before)
             contents.settle()
-        except (FileNotFoundError, CorruptDataError):
+        except FileNotFoundError:
             return None
+        except UnreadableFileError as error:  # it may be mended: nothing of it is changed
+            raise _UnreadableError(stored=False) from error
+        except CorruptDataError as error:
+            damage = with_next_step(place, before, error)
+            raise _UnreadableError(self._block(contents.head or entry.head, claim, identity, fd, damage)) from error
         head, definition = contents.found()
         if contents.born != entry.born:
             letters = read_letters(place, box_of(place, entry.stem, entry.id, contents.born))
         effective = woken_head(head, bool(letters.waiting(contents.mail)))
-        if not (free(head, claim) and wanted(definition, effective, claim)):
+        if not (is_free(head, claim) and is_wanted(definition, effective, claim)):
             return None
         head = contents.head = claimed_head(head, claim.owner)
         if len(contents.old_rows()) > ROWS_CARRIED:
-            move_history(place, entry.stem, contents)
+            with contextlib.suppress(UnopenableError):  # they stay in the journal, then
+                move_history(place, entry.stem, contents)
         lines = snapshot_lines(identity, contents, 2)
         data = b"".join(lines)
         write_all(place.disk, fd, data)
@@ -178,6 +217,19 @@ class Claims:
             place, entry.id, identity.gen, fd, born=contents.born, head=head, mail=contents.mail, n=n, size=size
         )
         return _Taken(journal, contents, letters)
+
+    def _block(self, head: Head, claim: Claim, identity: Identity, fd: int, error: CorruptDataError) -> bool:
+        """What cannot be read is given to nobody. The new generation stays: by it everybody sees it blocked, and
+        whoever had it is shut out. False if it was not to be had."""
+        if not is_free(head, claim) or head.state.finished:
+            return False
+        blocked = attrs.evolve(
+            blocked_head(head, str(error)), fence=head.fence + 1, revision=head.revision + 1, updated=self._clock.now()
+        )
+        write_all(self._place.disk, fd, b"".join(save_lines(identity, 2, Save(id=identity.id, head=blocked), Mail())))
+        self._place.disk.fdatasync(fd)
+        self._place.live.sync()
+        return True
 
     def _again(self, entry: Entry) -> None:
         """What was known of it was wrong: look again."""

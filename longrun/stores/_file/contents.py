@@ -4,7 +4,7 @@ Place in the life of an execution: claim, and every look at it. Lines in a journ
 
 - `claim`: first in every generation but the one that `Create` made. Until a complete snapshot follows, the generation
   before still counts.
-- `definition`, `steps`: what never changes.
+- `definition`, `steps`: what never changes. Both stand there twice: without them nothing else is of use.
 - `state`, `blob`: a large or a kept payload, in a line of its own. Nothing until the next `save` refers to it.
 - `save`: one `Save`, all of it. With `whole` it ends a snapshot: it stands for everything before it.
 """
@@ -31,6 +31,8 @@ from longrun.stores._file.lines import Identity, Line, pack
 
 INLINE_LIMIT = 8192
 """Payloads up to this many bytes, together, stand in the save's own line; the end of a file then shows the head."""
+NO_WORKFLOW = ""
+"""The name of a workflow that cannot be read."""
 CLEARED = (ExecutionState.COMPLETED, ExecutionState.CANCELLED)
 """Their entries and messages go; a failed execution keeps them for a retry."""
 
@@ -174,7 +176,7 @@ class Contents:
             self.definition = attrs.evolve(self.definition, total=len(steps))
 
     def _start_over(self, fields: dict[str, Any]) -> None:
-        self.whole = True
+        self.whole, self.shaken = True, False
         self.rows, self.states, self.blobs, self.entries, self.lost = {}, {}, {}, {}, set()
         self.told = list(fields.get("damage", ()))
 
@@ -211,12 +213,25 @@ class Contents:
     def newest(self) -> int | None:
         return next((seq for seq in sorted(self.states, reverse=True) if self.readable(seq)), None)
 
+    @property
+    def complete(self) -> bool:
+        """Whether nothing from an earlier generation is needed."""
+        known = self.definition is not None and self.steps is not None
+        return known and self.whole and self.newest() is not None
+
     def found(self) -> tuple[Head, Definition]:
         """Head and definition, without the steps; `CorruptDataError` if they cannot be read."""
         head = self.head
         if self.definition is None or head is None or self.steps is None:
-            raise CorruptDataError(f"execution {self.id!r}", "; ".join(["nothing of it is readable", *self.damage]))
+            raise CorruptDataError(f"execution {self.id!r}", "; ".join([self._missing(), *self.damage]))
         return head, self.definition
+
+    def _missing(self) -> str:
+        parts = {"definition": self.definition, "list of steps": self.steps, "position": self.head}
+        missing = [name for name, part in parts.items() if part is None]
+        if len(missing) < len(parts):
+            return f"its {' and its '.join(missing)} cannot be read"
+        return "nothing of it is readable" if self.damage else "its journal holds no whole line"
 
     def settle(self) -> None:
         """Move the head back to the newest readable boundary, where damage makes that necessary."""
@@ -271,6 +286,21 @@ class Contents:
         return min([*self.states, *self.lost], default=0)
 
 
+def remains(contents: Contents, reason: str, moment: float) -> tuple[Definition, Head]:
+    """What a listing shows of an execution that cannot be gone on with. An end that it had reached stays one (I8)."""
+    definition = contents.definition or Definition(id=contents.id, workflow=NO_WORKFLOW, created=moment)
+    head = contents.head or Head(state=ExecutionState.BLOCKED, updated=moment)
+    if head.state.finished:
+        return definition, attrs.evolve(head, reason=reason)
+    return definition, blocked_head(head, reason)
+
+
+def blocked_head(head: Head, reason: str) -> Head:
+    return attrs.evolve(
+        head, state=ExecutionState.BLOCKED, owner=None, due=None, signal=None, woken=False, reason=reason
+    )
+
+
 def claimed_head(head: Head, owner: str) -> Head:
     unclean = head.state in (ExecutionState.RUNNING, ExecutionState.RESUMING) and head.owner not in (None, owner)
     return attrs.evolve(head, fence=head.fence + 1, owner=owner, woken=False, crashes=head.crashes + unclean)
@@ -291,10 +321,10 @@ def claim_line(identity: Identity, owner: str, now: float) -> bytes:
 
 
 def first_lines(identity: Identity, definition: Definition, born: str, n: int = 1) -> list[bytes]:
-    return [
-        pack(identity, n, {"kind": "definition", "born": born, "definition": definition_form(definition)}),
-        pack(identity, n + 1, {"kind": "steps", "steps": definition.steps}),
-    ]
+    """Definition and steps, and a copy of both, so that one damaged line does not cost the execution (I5)."""
+    about: dict[str, Any] = {"kind": "definition", "born": born, "definition": definition_form(definition)}
+    steps: dict[str, Any] = {"kind": "steps", "steps": definition.steps}
+    return [pack(identity, number, fields) for number, fields in enumerate((about, steps, about, steps), n)]
 
 
 class _Payloads:
@@ -360,7 +390,7 @@ def _add_rest(save: Save, mail: Mail, fields: dict[str, Any]) -> None:
 
 
 def snapshot_lines(identity: Identity, contents: Contents, n: int) -> list[bytes]:
-    """Everything of an execution, as three lines; large states and blobs have one of their own each."""
+    """Everything of an execution, in few lines; large states and blobs have one of their own each."""
     head, definition = contents.found()
     definition = attrs.evolve(definition, steps=contents.steps or ())
     found = first_lines(identity, definition, contents.born, n)

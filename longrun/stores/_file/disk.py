@@ -10,13 +10,42 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator, Sequence
 
-_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
+from longrun.errors import CorruptDataError
+
+_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in a file's place must not keep us waiting
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 READ_SIZE = 1 << 20
+_THIS_FILE_ONLY = {
+    errno.EACCES: os.strerror(errno.EACCES),
+    errno.EPERM: os.strerror(errno.EPERM),
+    errno.EISDIR: "it is a directory",
+    errno.ELOOP: "it is a symbolic link",
+    errno.ENXIO: "it is no regular file",
+}
+"""Why one file cannot be opened while the disk is well: whatever else goes wrong concerns all of them."""
+
+
+class UnopenableError(OSError):
+    """One file that may not be opened, or that is no regular file."""
+
+    def __init__(self, code: int, problem: str, file: str) -> None:
+        super().__init__(code, problem)
+        self.file, self.problem = file, problem
+
+
+class UnreadableFileError(CorruptDataError):
+    """An execution with such a file. Nothing is known to be damaged: once the file can be opened, it goes on."""
+
+    def __init__(self, id: str, error: UnopenableError) -> None:
+        super().__init__(
+            f"execution {id!r}", f"{error.file} cannot be opened ({error.problem}); it goes on once that is mended"
+        )
+        self.args = (f"{self.what} cannot be read: {self.problem}",)
 
 
 class Disk:
@@ -117,6 +146,8 @@ class Folder:
 
     def __init__(self, disk: Disk, fd: int, path: str) -> None:
         self.disk, self.fd, self.path = disk, fd, path
+        self.unsettled: dict[int, int] = {}
+        """By inode: the size up to which a file that we are writing to is durable and ours. Readers see no more."""
 
     def close(self) -> None:
         self.disk.close(self.fd)
@@ -132,7 +163,28 @@ class Folder:
             return None
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        return self.disk.open(name, flags, self.fd)
+        """A regular file's descriptor; `UnopenableError` if this one file cannot be had, whatever the others do."""
+        try:
+            fd = self.disk.open(name, flags, self.fd)
+        except OSError as error:
+            if error.errno not in _THIS_FILE_ONLY or flags & os.O_CREAT:
+                raise
+            raise UnopenableError(error.errno, _THIS_FILE_ONLY[error.errno], f"{self.path}/{name}") from error
+        try:
+            mode = self.disk.fstat(fd).st_mode
+            if not stat.S_ISREG(mode):
+                code = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENXIO
+                raise UnopenableError(code, _THIS_FILE_ONLY[code], f"{self.path}/{name}")
+        except BaseException:
+            self.disk.close(fd)
+            raise
+        return fd
+
+    def settled_size(self, fd: int) -> int:
+        """How much of an open file may be shown. The order counts: what was written meanwhile is not in `status`, and
+        what was being written before is either settled by now or known as unsettled."""
+        status = self.disk.fstat(fd)
+        return min(status.st_size, self.unsettled.get(status.st_ino, status.st_size))
 
     @contextlib.contextmanager
     def opened(self, name: str, flags: int = os.O_RDONLY) -> Iterator[int]:
@@ -163,7 +215,8 @@ class Folder:
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         with self.opened(name) as fd:
-            return read_range(self.disk, fd, start, end)
+            size = self.settled_size(fd)
+            return read_range(self.disk, fd, start, size if end is None else min(size, end))
 
     def remove(self, name: str) -> bool:
         """Unlink; False if there was nothing."""

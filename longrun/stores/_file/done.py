@@ -13,19 +13,40 @@ from collections.abc import Iterable, Iterator
 import attrs
 
 from longrun.errors import CorruptDataError
-from longrun.records import ExecutionState
+from longrun.logging import Log
+from longrun.records import FINISHED, ExecutionState
 from longrun.stored import Definition, Head, Query, Stored
+from longrun.stores._file.catalog import mark_of
+from longrun.stores._file.contents import Contents, remains
 from longrun.stores._file.crew import Crew
-from longrun.stores._file.disk import read_range, write_all
-from longrun.stores._file.entries import Entry, matches
+from longrun.stores._file.disk import UnreadableFileError, read_range, write_all
+from longrun.stores._file.entries import Entry, Mark, may_leave
 from longrun.stores._file.forms import definition_form, definition_from, head_form, head_from
 from longrun.stores._file.journal import remove_between, remove_locked
-from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, identity_of, pack, unpack_any
-from longrun.stores._file.place import FINISHED_INDEX, Place, done_inbox_name, done_name, journal_name, stem_of
-from longrun.stores._file.reading import Spot, read_spot, read_summary, signpost
+from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, pack, unpack_any
+from longrun.stores._file.place import FINISHED_INDEX, Place, done_inbox_name, done_name, id_of, journal_name, stem_of
+from longrun.stores._file.reading import (
+    Spot,
+    Summary,
+    done_spot,
+    id_in,
+    read_settled,
+    read_spot,
+    read_summary,
+    signpost,
+    stands_alone,
+    with_next_step,
+)
+from longrun.stores.choice import matches
 
 GONE_LIMIT = 1000
 """Lines of removed executions that the index may hold, beside as many others, before it is written anew."""
+
+GOOD_LIMIT = 10_000
+"""Journals of which is remembered that they were looked at and found whole."""
+
+_LISTED = FINISHED | {ExecutionState.BLOCKED}
+"""Ends, and what is left of a journal that cannot be read and of which the index does not know how it ended."""
 
 _HEADER = pack(Identity("", 0), 1, {"kind": "index"})
 """The first line of a complete index. One that was lost and begun anew by whoever moved a journal has none."""
@@ -58,12 +79,14 @@ class Finished:
         self._gone = 0
         self._broken = False
         self._names: dict[str, str] = {}
+        self._good: dict[str, Mark] = {}
+        self._log = Log()
 
     # reading
 
     def find(self, query: Query, live: set[str]) -> Iterator[Stored]:
         """What matches and is not in live/, newest first."""
-        if query.states is not None and not any(state.finished for state in query.states):
+        if query.states is not None and not query.states & _LISTED:
             return
         self._mend()
         with self._lock:
@@ -98,6 +121,53 @@ class Finished:
         for stored in self.find(attrs.evolve(query, after=None), live):
             counts[stored.head.state] = counts.get(stored.head.state, 0) + 1
         return counts
+
+    def checked(self, stored: Stored) -> Stored:
+        """What the index says of one that is shown. If its journal cannot be read, its reason is what `load` raises."""
+        id = stored.definition.id
+        stem = stem_of(id)
+        status = self._place.done.stat(done_name(stem))
+        if status is None or self._good.get(id) == mark_of(status):
+            return stored
+        try:
+            spot = done_spot(self._place, stem)
+            if spot is None:
+                return stored
+            summary = read_summary(self._place, spot, None)
+            if summary is None or not summary.head.state.finished:
+                self.read(id, spot)
+        except FileNotFoundError:
+            return stored
+        except CorruptDataError as error:
+            return attrs.evolve(stored, head=attrs.evolve(stored.head, reason=str(error)))
+        if summary is not None and not stored.head.state.finished:
+            return self._readable_again(stored, summary, spot)
+        if len(self._good) >= GOOD_LIMIT:
+            self._good.clear()
+        self._good[id] = mark_of(status)
+        return stored
+
+    def _readable_again(self, stored: Stored, summary: Summary, spot: Spot) -> Stored:
+        """The index was made anew while the journal could not be opened."""
+        with self._place.locked(shared=True):
+            if spot.folder.stat(spot.name) is None:
+                return stored
+            self._append([_line(summary.definition, summary.born, spot.gen, summary.head)])
+        return Stored(definition=summary.definition, head=summary.head)
+
+    def read(self, id: str, spot: Spot) -> Contents:
+        """A journal in done/. If it cannot be read, the error says at least how the execution ended (I8)."""
+        try:
+            return read_done(self._place, id, spot)
+        except UnreadableFileError:
+            raise
+        except CorruptDataError as error:
+            with self._lock:
+                self._refresh()
+                row = self._rows.get(id)
+            if row is None or not row.state.finished:
+                raise
+            raise CorruptDataError(error.what, f"it is {row.state.value}, but {error.problem}") from error
 
     def lists(self, id: str) -> bool:
         """Whether the index names it."""
@@ -148,7 +218,8 @@ class Finished:
             self._refresh()
             broken = self._broken
         if broken:
-            self.tidy()
+            with self._place.locked(shared=True):  # nothing is deleted while its journal is read
+                self.tidy()
 
     def _take_in(self, data: bytes) -> None:
         position = 0
@@ -176,6 +247,12 @@ class Finished:
         self._rows[id] = Row(id, definition.created, head.state, head.ended, workflow, queue, start, size)
 
     # writing
+
+    def begin(self) -> None:
+        """Make the index before the first journal comes to done/: one that is begun after it counts as incomplete."""
+        status = self._place.top.stat(FINISHED_INDEX)
+        if status is None or status.st_size == 0:
+            self._append([b""])
 
     def add(self, ended: Iterable[Entry]) -> None:
         self._append([_line(entry.definition, entry.born, entry.gen, entry.head) for entry in ended])
@@ -231,20 +308,49 @@ class Finished:
         return {id: data[row.start : row.start + row.size] + b"\n" for id, row in self._rows.items()}
 
     def _from_journal(self, stem: str) -> Iterator[tuple[str, bytes]]:
-        name = done_name(stem)
+        spot = done_spot(self._place, stem)
+        if spot is None:
+            return
+        contents = Contents(id_of(stem))
         try:
-            identity = identity_of(self._place.done.read(name).partition(b"\n")[0])
-            spot = Spot(self._place.done, stem, identity.gen, name)
+            contents = Contents(id_in(spot))
             found = read_summary(self._place, spot, None)
-            if found is not None:
-                yield identity.id, _line(found.definition, found.born, identity.gen, found.head)
+            if found is not None and found.head.state.finished:
+                yield contents.id, _line(found.definition, found.born, spot.gen, found.head)
                 return
-            contents, _ = read_spot(self._place, identity.id, spot)
+            contents, _ = read_spot(self._place, contents.id, spot)
             contents.settle()
-        except (BrokenLineError, ForeignLineError, CorruptDataError, FileNotFoundError):
-            return  # `load` of its id tells; a listing cannot
-        head, definition = contents.found()
-        yield identity.id, _line(definition, contents.born, identity.gen, head)
+            head, definition = _ended(contents)
+        except FileNotFoundError:
+            return
+        except CorruptDataError as error:
+            definition, head = self._unreadable(spot, contents, error)
+        yield contents.id, _line(definition, contents.born, spot.gen, head)
+
+    def _unreadable(self, spot: Spot, contents: Contents, error: CorruptDataError) -> tuple[Definition, Head]:
+        """The journal is damaged, and so was its line in the index: it is listed all the same."""
+        error = with_next_step(self._place, spot, error)
+        self._log.error("store.unreadable", execution=contents.id, file=f"done/{spot.name}", problem=str(error))
+        status = spot.folder.stat(spot.name)
+        return remains(contents, str(error), 0.0 if status is None else status.st_mtime)
+
+
+def read_done(place: Place, id: str, spot: Spot) -> Contents:
+    """A journal in done/ holds an end: without that it says something that is no longer true."""
+    contents, _ = read_settled(place, id, spot)
+    try:
+        _ended(contents)
+    except CorruptDataError as error:
+        raise with_next_step(place, spot, error) from error
+    return contents
+
+
+def _ended(contents: Contents) -> tuple[Head, Definition]:
+    head, definition = contents.found()
+    if not head.state.finished:
+        problem = "; ".join(["its end is not readable", *contents.damage])
+        raise CorruptDataError(f"execution {contents.id!r}", problem)
+    return head, definition
 
 
 def _line(definition: Definition, born: str, gen: int, head: Head) -> bytes:
@@ -284,15 +390,17 @@ def _only_rows(query: Query) -> bool:
 def move_away(place: Place, crew: Crew, finished: Finished, ended: Iterable[Entry]) -> list[Entry]:
     """Move journals of finished executions to done/; those that moved. One in use stays for another time.
 
-    The new name is durable before any old one goes; old generations go before the newest leaves live/. The lock is
-    held for the removal alone: whoever creates an id or sends to it holds it too, and sees the journal in one place or
-    in both."""
+    The new name is durable before any old one goes; old generations go before the newest leaves live/. From the line in
+    the index to the removal the lock is held: whoever creates an id or sends to it holds it too, and sees the journal
+    in one place or in both; and what somebody deletes meanwhile does not come back into the index."""
+    finished.begin()
     moves = [_Move(place, entry) for entry in ended]
-    finished.add([move.entry for move in moves])
     crew.run(_Move.link, moves)
     place.done.sync()
     with place.locked():
-        crew.run(_Move.unlink, [move for move in moves if move.ino >= 0])
+        ready = [move for move in moves if move.ino >= 0 and move.ready()]
+        finished.add([move.entry for move in ready])
+        crew.run(_Move.unlink, ready)
     return [move.entry for move in moves if move.moved]
 
 
@@ -301,6 +409,7 @@ class _Move:
     place: Place
     entry: Entry
     ino: int = -1
+    size: int = -1
     moved: bool = False
 
     def link(self) -> None:
@@ -308,37 +417,48 @@ class _Move:
         place, stem, gen = self.place, self.entry.stem, self.entry.gen
         live, done = journal_name(stem, gen), done_name(stem)
         status = place.live.stat(live)
-        if status is None or not self._finished(Spot(place.live, stem, gen, live)):
+        if status is None or not self._ended(Spot(place.live, stem, gen, live)):
             return
         there = place.done.stat(done)
-        if there is not None and there.st_ino != status.st_ino:
-            place.done.remove(done)  # left by a crash on the way back; the one in live/ counts
         try:
+            if there is not None and there.st_ino != status.st_ino:
+                place.done.remove(done)  # left by a crash on the way back; the one in live/ counts
             if there is None or there.st_ino != status.st_ino:
                 place.disk.link(live, done, place.live.fd, place.done.fd)
         except (FileExistsError, FileNotFoundError):
             return  # another process moves it
+        except (IsADirectoryError, PermissionError):
+            return  # what stands in its way is not ours
         there = place.done.stat(done)
         if there is not None and there.st_ino == status.st_ino:
-            self.ino = status.st_ino
+            self.ino, self.size = status.st_ino, status.st_size
 
-    def _finished(self, spot: Spot) -> bool:
+    def _ended(self, spot: Spot) -> bool:
+        """Whether the journal itself says so, without those before it, which will be gone."""
         try:
             found = read_summary(self.place, spot, None)
-        except FileNotFoundError:
+            if found is not None:
+                return found.born == self.entry.born and may_leave(found.head)
+            contents = stands_alone(self.place, spot, self.entry.id)
+        except (FileNotFoundError, CorruptDataError):
             return False
-        return found is not None and found.born == self.entry.born and found.head.state.finished
+        return contents is not None and contents.born == self.entry.born and may_leave(contents.found()[0])
+
+    def ready(self) -> bool:
+        """Under the lock: whether it is still as it was seen to be finished, and nobody else's."""
+        place, stem, gen = self.place, self.entry.stem, self.entry.gen
+        status = place.live.stat(journal_name(stem, gen))
+        if status is None or status.st_ino != self.ino:
+            return False
+        if status.st_size != self.size or place.live.stat(journal_name(stem, gen + 1)) is not None:
+            place.done.remove(done_name(stem))  # it goes on in this moment
+            return False
+        return True
 
     def unlink(self) -> None:
         """Under the lock: take the old names away."""
         place, stem, gen = self.place, self.entry.stem, self.entry.gen
-        status = place.live.stat(journal_name(stem, gen))
-        if status is None or status.st_ino != self.ino:
-            return
-        if place.live.stat(journal_name(stem, gen + 1)) is not None:
-            place.done.remove(done_name(stem))  # it was claimed for a retry in this moment
-            return
-        if not remove_between(place, stem, gen):
+        if not remove_between(place, stem, gen) or not self.ready():
             return
         inbox = f"{stem}.jsonl"
         if place.inbox.stat(inbox) is not None:

@@ -10,14 +10,12 @@ from collections.abc import Iterator
 
 import attrs
 
-from longrun.records import ExecutionState
-from longrun.stored import Claim, Definition, Head, Query
-from longrun.stores._file.contents import Mail, woken_head
+from longrun.stored import Claim, Definition, Head
+from longrun.stores._file.contents import Mail, blocked_head, woken_head
 from longrun.stores.rows import wake_at
 
-_NEEDS_DUE = frozenset({ExecutionState.INITIALIZED, ExecutionState.WAITING, ExecutionState.RESUMING})
-Mark = tuple[int, int, int]
-"""Size, time of change and inode: what tells a file that changed from one that did not."""
+Mark = tuple[int, int, int, int, int]
+"""Size, time of change, inode, mode and user: what tells a file that changed from one that did not."""
 
 
 @attrs.define(eq=False)
@@ -35,6 +33,10 @@ class Entry:
     """Numbers of the messages in its inbox, taken or not."""
     inbox_mark: Mark | None = None
     wake: float | None = None
+    unreadable: bool = False
+    """It cannot be gone on with: definition and head are what could be saved of them, or stand for them."""
+    closed_inbox: str | None = None
+    """Why its inbox cannot be opened: until it can, nobody may go on without the messages in there."""
 
     @property
     def id(self) -> str:
@@ -48,7 +50,14 @@ class Entry:
     def effective(self) -> Head:
         """The head as a reader sees it."""
         head = self.head
+        if self.closed_inbox is not None and not head.state.finished:
+            return blocked_head(head, self.closed_inbox)
         return woken_head(head, self.has_mail) if self.letters and head.owner is None else head
+
+
+def may_leave(head: Head) -> bool:
+    """Whether a journal may be moved to done/: it has ended, and nobody has claimed it for a retry."""
+    return head.state.finished and head.owner is None
 
 
 class Entries:
@@ -66,6 +75,7 @@ class Entries:
         if known is not None:
             if entry.inbox_mark is None and known.born == entry.born:
                 entry.letters, entry.inbox_mark = known.letters, known.inbox_mark
+                entry.closed_inbox = known.closed_inbox
             self._unindex(known)
         self.by_stem[entry.stem] = entry
         self._index(entry)
@@ -88,9 +98,9 @@ class Entries:
         entry.head, entry.mail = head, mail
         self._index(entry)
 
-    def mailed(self, entry: Entry, letters: tuple[int, ...], mark: Mark | None) -> None:
+    def mailed(self, entry: Entry, letters: tuple[int, ...], mark: Mark | None, *, closed: str | None = None) -> None:
         self._unindex(entry)
-        entry.letters, entry.inbox_mark = letters, mark
+        entry.letters, entry.inbox_mark, entry.closed_inbox = letters, mark, closed
         self._index(entry)
 
     def _post(self, entry: Entry) -> None:
@@ -122,6 +132,9 @@ class Entries:
 
     # questions
 
+    def owned_by(self, owner: str) -> list[Entry]:
+        return list(self._by_owner.get(owner, {}).values())
+
     def pending(self, owner: str) -> list[str]:
         return [entry.id for entry in self._posted.values() if entry.head.owner == owner]
 
@@ -148,51 +161,9 @@ class Entries:
             heapq.heappush(self._timed, item)
         yield from [self.by_stem[stem] for _, stem in taken]
         for owner in claim.dead:
-            yield from list(self._by_owner.get(owner, {}).values())
-
-
-def free(head: Head, claim: Claim) -> bool:
-    return head.owner is None or head.owner in claim.dead
-
-
-def wanted(definition: Definition, head: Head, claim: Claim) -> bool:
-    """Whether a claim asks for this one, whoever owns it."""
-    if head.state not in claim.states:
-        return False
-    if claim.workflows is not None and definition.workflow not in claim.workflows:
-        return False
-    if claim.queues is not None and definition.queue not in claim.queues:
-        return False
-    if claim.ids is not None or head.state is ExecutionState.RUNNING:
-        return True
-    if head.state not in _NEEDS_DUE:
-        return False
-    if head.woken or (head.due is None and head.signal is None):
-        return True
-    return head.due is not None and head.due <= claim.now
+            yield from self.owned_by(owner)
 
 
 def rank(definition: Definition) -> tuple[int, float, str]:
     """The oldest of the highest priority comes first."""
     return -definition.priority, definition.created, definition.id
-
-
-def matches(definition: Definition, head: Head, query: Query) -> bool:
-    return (
-        (query.states is None or head.state in query.states)
-        and (query.workflows is None or definition.workflow in query.workflows)
-        and (query.queue is None or query.queue == definition.queue)
-        and (query.owner is None or query.owner == head.owner)
-        and (query.owned is None or query.owned == (head.owner is not None))
-        and (query.parent_id is None or query.parent_id == definition.parent_id)
-        and (query.created_after is None or definition.created >= query.created_after)
-        and (query.created_before is None or definition.created < query.created_before)
-        and (query.ended_before is None or (head.ended is not None and head.ended < query.ended_before))
-        and all(definition.metadata.get(key) == value for key, value in query.metadata.items())
-        and (query.text is None or _contains(definition, query.text.casefold()))
-    )
-
-
-def _contains(definition: Definition, text: str) -> bool:
-    values = [definition.id, *map(str, definition.metadata.values())]
-    return any(text in value.casefold() for value in values)

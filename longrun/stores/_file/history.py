@@ -6,7 +6,7 @@ Place in the life of an execution: checkpoint; looked at by whoever asks for its
 from __future__ import annotations
 
 from longrun.stores._file.contents import Contents
-from longrun.stores._file.disk import write_all
+from longrun.stores._file.disk import UnopenableError, UnreadableFileError, write_all
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, pack, unpack
 from longrun.stores._file.place import Place
 
@@ -37,6 +37,8 @@ def read_history(place: Place, stem: str, id: str, born: str) -> dict[int, dict[
         data = place.history.read(f"{stem}.jsonl")
     except FileNotFoundError:
         return {}
+    except UnopenableError as error:
+        raise UnreadableFileError(id, error) from error
     identity = Identity(id, 0)
     rows: dict[int, dict[str, object]] = {}
     for text in data.split(b"\n"):

@@ -13,7 +13,7 @@ import attrs
 from longrun.errors import SignalQueueFullError
 from longrun.stored import Message, Send
 from longrun.stores._file.contents import Mail
-from longrun.stores._file.disk import Folder, read_range, write_all
+from longrun.stores._file.disk import Folder, UnopenableError, UnreadableFileError, read_range, write_all
 from longrun.stores._file.forms import message_form, message_from
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, Line, fits, pack, unpack
 from longrun.stores._file.place import Place, done_inbox_name, unavailable
@@ -41,6 +41,8 @@ class Letters:
     last: int = 0
     end: int = 0
     """Behind the last good line."""
+    size: int = 0
+    """How many bytes were read: an append that was not settled then is still to come."""
     clean: bool = True
     damage: list[str] = attrs.field(factory=list)
     """What of it cannot be read, and where its bytes are kept."""
@@ -64,12 +66,28 @@ def read_letters(place: Place, box: Box) -> Letters:
         data = box.folder.read(box.name)
     except FileNotFoundError:
         return Letters()
+    except UnopenableError as error:
+        raise UnreadableFileError(box.id, error) from error
     return parse_letters(place, box, data)
+
+
+def read_box(place: Place, stem: str, id: str, *, done: bool) -> tuple[Box, bytes]:
+    """An inbox before it is known whose birth mark counts. It moves a moment before its journal does, in both
+    directions, so it may be in the other place already; or have come back since."""
+    here, there = box_of(place, stem, id, "", done=done), box_of(place, stem, id, "", done=not done)
+    for box in (here, there, here):
+        try:
+            return box, box.folder.read(box.name)
+        except FileNotFoundError:
+            continue
+        except UnopenableError as error:
+            raise UnreadableFileError(id, error) from error
+    return here, b""
 
 
 def parse_letters(place: Place, box: Box, data: bytes) -> Letters:
     """Damaged lines go to quarantine; a torn end is left out."""
-    letters = Letters(end=data.rfind(b"\n") + 1)
+    letters = Letters(end=data.rfind(b"\n") + 1, size=len(data))
     letters.clean = letters.end == len(data)
     identity = Identity(box.id, 0)
     *lines, rest = data.split(b"\n")
@@ -101,6 +119,8 @@ def send(place: Place, box: Box, sends: Sequence[Send], mail: Mail) -> list[int 
             return _send_locked(place, box, fd, sends, mail)
         finally:
             place.disk.close(fd)
+    except UnopenableError as error:
+        raise UnreadableFileError(box.id, error) from error
     except OSError as error:
         raise unavailable(error, "an inbox cannot be written") from error
 
@@ -130,7 +150,7 @@ def _send_locked(
     if lines:
         if not letters.clean:
             size = _close_end(place, fd, data, letters.end)
-        _append(place, fd, size, b"".join(lines))
+        _append(place, box.folder, fd, size, b"".join(lines))
     return answers
 
 
@@ -143,13 +163,17 @@ def _close_end(place: Place, fd: int, data: bytes, end: int) -> int:
     return end
 
 
-def _append(place: Place, fd: int, size: int, data: bytes) -> None:
+def _append(place: Place, folder: Folder, fd: int, size: int, data: bytes) -> None:
+    ino = place.disk.fstat(fd).st_ino
+    folder.unsettled[ino] = size
     try:
         write_all(place.disk, fd, data)
         place.disk.fdatasync(fd)
     except OSError:
         place.disk.truncate(fd, size)  # what was not acknowledged leaves no trace; a later append writes its page anew
+        del folder.unsettled[ino]
         raise
+    del folder.unsettled[ino]
 
 
 def _message_line(box: Box, message: Message) -> bytes:

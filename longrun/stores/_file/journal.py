@@ -19,7 +19,7 @@ from longrun.errors import LeaseLostError, StoreUnavailableError
 from longrun.stored import Head
 from longrun.stores._file.contents import Contents, Mail, snapshot_lines
 from longrun.stores._file.crew import Crew
-from longrun.stores._file.disk import write_all
+from longrun.stores._file.disk import UnopenableError, write_all
 from longrun.stores._file.history import move_history
 from longrun.stores._file.lines import BrokenLineError, Identity
 from longrun.stores._file.place import KIND, Place, journal_name, stem_of, unavailable
@@ -73,20 +73,28 @@ class Journal:
         return status.st_ino == self.ino and (self.bad or status.st_size == self.size)
 
     def append(self, data: bytes) -> None:
-        """Write and sync, or leave no trace; a journal that may have one is marked as bad and never synced again."""
+        """Write and sync, or leave no trace; a journal that may have one is marked as bad and never synced again.
+
+        Readers do not see it before `settled`."""
         disk = self.place.disk
+        self.place.live.unsettled[self.ino] = self.size
         try:
             write_all(disk, self.fd, data)
         except OSError:
             self.bad = True
             disk.truncate(self.fd, self.size)
             self.bad = False  # nothing of it is left, and no sync has failed
+            self.settled()
             raise
         try:
             disk.fdatasync(self.fd)
         except OSError:
             self.bad = True
             raise
+
+    def settled(self) -> None:
+        """All of the file is durable and acknowledged, or no longer ours."""
+        self.place.live.unsettled.pop(self.ino, None)
 
     def check_newest(self) -> None:
         """Raise if a newer generation is there: for a stale owner that should not even try. It decides nothing."""
@@ -147,6 +155,7 @@ class Journal:
             place.drop_temporary(temporary)
             raise
         self.close()
+        self.settled()
         self.fd, self.ino = fd, ino
 
 
@@ -225,6 +234,8 @@ def remove_locked(
         fd = place.live.open(name)
     except FileNotFoundError:
         return True
+    except UnopenableError:
+        return False
     try:
         if not place.disk.lock(fd, wait=False):
             return False

@@ -11,6 +11,7 @@ import json
 
 from longrun.clock import Clock
 from longrun.stored import Owner
+from longrun.stores._file.disk import UnopenableError
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, pack, unpack_any
 from longrun.stores._file.place import Place, stem_of
 
@@ -47,7 +48,7 @@ def read_owners(place: Place, clock: Clock) -> list[Owner]:
             identity, line = unpack_any(data.rstrip(b"\n"))
         except FileNotFoundError:
             continue
-        except (BrokenLineError, ForeignLineError, json.JSONDecodeError):
+        except (UnopenableError, BrokenLineError, ForeignLineError, json.JSONDecodeError):
             continue
         if _name(identity.id) == name:
             fields = line.fields

@@ -27,7 +27,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 from zlib import crc32
 
 from longrun.errors import NewerFormatError, StoreSettingsError, StoreUnavailableError
@@ -57,6 +57,11 @@ def stem_of(id: str) -> str:
         return name
     digest = hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
     return f"{name[: NAME_LIMIT - 42]}%h{digest}"  # no quoted name holds %h
+
+
+def id_of(stem: str) -> str:
+    """The id that a file's name tells; of a long one, which was cut, only its beginning and the hash."""
+    return unquote(stem, errors="surrogatepass")
 
 
 def journal_name(stem: str, gen: int) -> str:
@@ -222,16 +227,20 @@ class Place:
 
     def keep_aside(self, stem: str, data: bytes) -> str:
         """Copy damaged bytes to quarantine/, once; a few words on where they are."""
-        name = f"{stem}.{len(data)}.{crc32(data):08x}"
         try:
-            if self.quarantine.stat(name) is None:
-                temporary, fd = self.temporary(data, sync=True)
-                self.disk.close(fd)
-                if self.publish(temporary, self.quarantine, name):
-                    self.quarantine.sync()
+            return f"kept in quarantine/{self.set_aside(stem, data)}"
         except OSError as error:
             return f"they could not be copied to quarantine: {error.strerror}"
-        return f"kept in quarantine/{name}"
+
+    def set_aside(self, stem: str, data: bytes) -> str:
+        """The same where the bytes go after this: the name of the copy, or an error."""
+        name = f"{stem}.{len(data)}.{crc32(data):08x}"
+        if self.quarantine.stat(name) is None:
+            temporary, fd = self.temporary(data, sync=True)
+            self.disk.close(fd)
+            if self.publish(temporary, self.quarantine, name):
+                self.quarantine.sync()
+        return name
 
 
 def _settings(path: str, error: OSError) -> StoreSettingsError | StoreUnavailableError:
@@ -271,7 +280,7 @@ def _check_marker(top: Folder, path: str, temporary: str) -> None:
     """Read the marker, or make it if the directory is empty."""
     if top.stat(MARKER) is None:
         if any(not name.startswith(".") and name != MARKER for name in top.names()) and top.stat(MARKER) is None:
-            raise StoreSettingsError(KIND, f"{path!r} holds files of something else; give it a directory of its own")
+            raise StoreSettingsError(KIND, f"{path!r} {_strange(top)}")
         _make_marker(top, temporary)
     text = top.read(MARKER)
     try:
@@ -286,10 +295,24 @@ def _check_marker(top: Folder, path: str, temporary: str) -> None:
         raise NewerFormatError(f"the directory {path!r}", found, FORMAT)
 
 
+def _strange(top: Folder) -> str:
+    """What a directory without a marker is. The marker is not made anew: a newer longrun may have written there."""
+    if not {"live", "done", "inbox"} <= set(top.names()):
+        return "holds files of something else; give it a directory of its own"
+    return (
+        f"looks like a store whose {MARKER} is gone: restore that file, or, if no newer longrun has written there, "
+        f"make it anew with the line {_marker_line().decode()}"
+    )
+
+
+def _marker_line() -> bytes:
+    return json.dumps({"store": KIND, "format": FORMAT}).encode()
+
+
 def _make_marker(top: Folder, temporary: str) -> None:
     fd = top.create(temporary)
     try:
-        write_all(top.disk, fd, json.dumps({"store": KIND, "format": FORMAT}).encode() + b"\n")
+        write_all(top.disk, fd, _marker_line() + b"\n")
         top.disk.fsync(fd)
         with contextlib.suppress(FileExistsError):  # another process opens the same directory for the first time
             top.disk.link(temporary, MARKER, top.fd, top.fd)

@@ -5,6 +5,7 @@ Place in the life of an execution: claim, and every look at it. Nothing here wri
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
 import attrs
@@ -12,19 +13,20 @@ import attrs
 from longrun.errors import CorruptDataError, StoreUnavailableError
 from longrun.stored import Definition, Head
 from longrun.stores._file.contents import Contents, Mail, mail_from
-from longrun.stores._file.disk import Folder, read_range
+from longrun.stores._file.disk import Folder, UnopenableError, UnreadableFileError, read_range
 from longrun.stores._file.forms import definition_from, head_from
 from longrun.stores._file.lines import (
     BrokenLineError,
     ForeignLineError,
     Identity,
     Line,
+    fits,
     identity_of,
     pack,
     unpack,
     unpack_any,
 )
-from longrun.stores._file.place import KIND, Place, done_name, journal_name, parse_journal_name, stem_of
+from longrun.stores._file.place import KIND, Place, done_name, id_of, journal_name, parse_journal_name, stem_of
 
 SMALL = 1 << 15
 START_SIZE = 1 << 13
@@ -69,7 +71,10 @@ class Summary:
 
 def locate(place: Place, id: str) -> Spot | None:
     """The newest journal of an execution, by a few look-ups and no listing; None if there is no such execution."""
-    stem = stem_of(id)
+    return locate_stem(place, stem_of(id))
+
+
+def locate_stem(place: Place, stem: str) -> Spot | None:
     for _ in range(100):  # it may move between live/ and done/ while we look
         gen = _start_generation(place, stem)
         if gen is None:
@@ -89,7 +94,7 @@ def locate(place: Place, id: str) -> Spot | None:
             return Spot(place.live, stem, gen, journal_name(stem, gen))
         if gen == 0:
             return None  # it was being deleted when a crash came: only the signpost is left
-    raise StoreUnavailableError(KIND, f"the journal of execution {id!r} keeps moving")
+    raise StoreUnavailableError(KIND, f"the journal {stem!r} keeps moving")
 
 
 def done_spot(place: Place, stem: str) -> Spot | None:
@@ -97,6 +102,8 @@ def done_spot(place: Place, stem: str) -> Spot | None:
         first = place.done.read(done_name(stem), 0, START_SIZE)
     except FileNotFoundError:
         return None
+    except UnopenableError:
+        first = b""
     try:
         gen = identity_of(first.partition(b"\n")[0]).gen
     except BrokenLineError:
@@ -110,6 +117,8 @@ def _start_generation(place: Place, stem: str) -> int | None:
         first = place.live.read(journal_name(stem, 0), 0, START_SIZE)
     except FileNotFoundError:
         return None
+    except UnopenableError:
+        first = b""
     try:
         return signposted(first) or 0
     except BrokenLineError:  # also a definition longer than what was read
@@ -195,18 +204,41 @@ class Replay:
         self.contents.damage.append(sentence)
 
 
+def _bytes_of(spot: Spot, id: str, limit: int | None = None) -> bytes:
+    try:
+        return spot.folder.read(spot.name, 0, limit)
+    except UnopenableError as error:
+        raise UnreadableFileError(id, error) from error
+
+
+def with_next_step(place: Place, spot: Spot, error: CorruptDataError) -> CorruptDataError:
+    """The error for callers: where the journal's bytes are kept, and what can be done about it."""
+    if isinstance(error, UnreadableFileError):
+        return error
+    where = place.keep_aside(spot.name, spot.folder.read(spot.name))
+    return CorruptDataError(error.what, f"{error.problem}; its bytes are {where}, and `delete` removes it")
+
+
 def read_spot(place: Place, id: str, spot: Spot, limit: int | None = None) -> tuple[Contents, Tail]:
     """Everything in a journal, and in the generations before it as far as they are needed; not settled yet."""
     identity = Identity(id, spot.gen)
-    data = spot.folder.read(spot.name, 0, limit)
+    data = _bytes_of(spot, id, limit)
     contents, tail = _replayed(place, spot, identity, data, Contents(id))
-    if contents.whole and contents.newest() is not None:
+    if contents.complete or spot.gen == 0:
         return contents, tail
     earlier = Spot(place.live, spot.stem, spot.gen - 1, journal_name(spot.stem, spot.gen - 1))
-    if spot.gen == 0 or place.live.stat(earlier.name) is None:
+    if place.live.stat(earlier.name) is None:
+        changed = limit is None and _bytes_of(spot, id) != data  # it was completed in this moment
+        return read_spot(place, id, spot) if changed else (contents, tail)
+    try:
+        before, _ = read_spot(place, id, earlier)
+    except UnreadableFileError:
+        raise
+    except CorruptDataError as error:
+        contents.damage.append(error.problem)
         return contents, tail
-    before, _ = read_spot(place, id, earlier)
     if before.head is None:
+        contents.damage += before.damage
         return contents, tail
     had_claim = contents.claimed
     before.whole = False
@@ -216,38 +248,71 @@ def read_spot(place: Place, id: str, spot: Spot, limit: int | None = None) -> tu
     return _replayed(place, spot, identity, data, before)
 
 
+def read_settled(place: Place, id: str, spot: Spot) -> tuple[Contents, Tail]:
+    """A journal as everybody may use it; if it cannot be, the error says what can be done."""
+    try:
+        contents, tail = read_spot(place, id, spot)
+        contents.settle()
+    except CorruptDataError as error:
+        raise with_next_step(place, spot, error) from error
+    return contents, tail
+
+
 def _replayed(place: Place, spot: Spot, identity: Identity, data: bytes, contents: Contents) -> tuple[Contents, Tail]:
     first = data.partition(b"\n")[0]
     try:
-        unpack(first, identity)
+        if unpack(first, identity).fields.get("kind") == "moved":
+            raise FileNotFoundError(errno.ENOENT, "the journal is over in this moment", spot.name)
     except ForeignLineError as error:
-        where = place.keep_aside(spot.stem, data)
-        problem = f"its journal belongs to {error}; the bytes are {where}"
-        raise CorruptDataError(f"execution {identity.id!r}", problem) from None
+        raise CorruptDataError(f"execution {identity.id!r}", f"its journal belongs to {error}") from None
     except BrokenLineError:
         pass  # the replay says so
     replay = Replay(contents, identity, lambda line: place.keep_aside(spot.name, line))
     return contents, replay.run(data)
 
 
+def stands_alone(place: Place, spot: Spot, id: str) -> Contents | None:
+    """What a journal says without those before it; None if it needs them."""
+    contents, _ = _replayed(place, spot, Identity(id, spot.gen), _bytes_of(spot, id), Contents(id))
+    if not contents.complete:
+        return None
+    contents.settle()
+    return contents
+
+
+def id_in(spot: Spot) -> str:
+    """The id that a journal says it belongs to; if no line tells, or it is another one's, the one in its name."""
+    try:
+        data = spot.folder.read(spot.name)
+    except UnopenableError:
+        data = b""
+    for text in data.split(b"\n"):
+        try:
+            id = identity_of(text).id
+        except BrokenLineError:
+            continue
+        return id if stem_of(id) == spot.stem else id_of(spot.stem)
+    earlier = journal_name(spot.stem, spot.gen - 1)
+    if spot.gen > 0 and spot.folder.stat(earlier) is not None:  # a claim that a power cut left empty
+        return id_in(Spot(spot.folder, spot.stem, spot.gen - 1, earlier))
+    return id_of(spot.stem)
+
+
 def read_summary(place: Place, spot: Spot, known: tuple[str, str, Definition] | None) -> Summary | None:
     """From the ends of a journal, without its states; None where only a full reading can tell.
 
     `known` are id, birth mark and definition of an execution that was met before."""
-    with spot.folder.opened(spot.name) as fd:
-        size = place.disk.fstat(fd).st_size
-        if size <= SMALL:
-            start = end = read_range(place.disk, fd, 0)
-            whole = True
-        else:
-            start = read_range(place.disk, fd, 0, START_SIZE) if known is None else b""
-            end = read_range(place.disk, fd, size - END_SIZE)
-            whole = False
-            size = size - END_SIZE + len(end)
+    try:
+        start, end, size = _ends(spot, start=known is None)
+    except UnopenableError:
+        return None
+    whole = size <= SMALL
     try:
         if known is None:
             known = _first(start, spot)
         identity = Identity(known[0], spot.gen)
+        if whole and not all(map(fits, end.split(b"\n")[:-1])):
+            return None
         found, at, clean = _last_save(end, identity, whole=whole)
     except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
         return None
@@ -258,6 +323,18 @@ def read_summary(place: Place, spot: Spot, known: tuple[str, str, Definition] | 
     return Summary(
         definition, born, head_from(found.fields["head"]), mail_from(found.fields), Tail(found.n, where, clean)
     )
+
+
+def _ends(spot: Spot, *, start: bool) -> tuple[bytes, bytes, int]:
+    """The first bytes of a journal if they are asked for, its last, and its size; of a small one, both are all."""
+    folder = spot.folder
+    with folder.opened(spot.name) as fd:
+        size = folder.settled_size(fd)
+        if size <= SMALL:
+            data = read_range(folder.disk, fd, 0, size)
+            return data, data, len(data)
+        first = read_range(folder.disk, fd, 0, START_SIZE) if start else b""
+        return first, read_range(folder.disk, fd, size - END_SIZE, size), size
 
 
 def _first(start: bytes, spot: Spot) -> tuple[str, str, Definition]:

@@ -1,7 +1,8 @@
-"""Deleting finished executions, with everything that belongs to them.
+"""Deleting finished executions, and what cannot be read at all, with everything that belongs to them.
 
 Place in the life of an execution: after its end. History and messages go first and for good, so that a crash can
-leave no rows for a later execution of the same id; the journal goes after them, and its line in the index last.
+leave no rows for a later execution of the same id; the journal goes after them, and its line in the index last. Of what
+cannot be read the bytes stay in quarantine (I5).
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import attrs
 
 from longrun.errors import CorruptDataError, StoreUnavailableError
 from longrun.stores._file.crew import Crew
-from longrun.stores._file.disk import Folder
+from longrun.stores._file.disk import Folder, UnreadableFileError
+from longrun.stores._file.done import read_done
 from longrun.stores._file.journal import Over, remove_locked, remove_older
-from longrun.stores._file.place import KIND, Place, done_inbox_name, done_name, journal_name
+from longrun.stores._file.place import KIND, Place, done_inbox_name, done_name, journal_name, parse_journal_name
 from longrun.stores._file.reading import Spot, locate, read_spot
 from longrun.stores._file.writes import Writes
 
@@ -29,13 +31,13 @@ class _Ended:
 
 
 def delete(writes: Writes, ids: Sequence[str]) -> list[bool]:
-    """Remove each finished execution; False for what is not finished or not there."""
+    """Remove each finished or unreadable execution; False for what is neither or not there."""
     place = writes.place
     with place.locked():
         found: dict[str, _Ended] = {}
         answers: list[bool] = []
         for id in ids:
-            ended = None if id in found else _ended(place, id)
+            ended = None if id in found else _ended(writes, id)
             answers.append(ended is not None)
             if ended is not None:
                 found[id] = ended
@@ -43,22 +45,39 @@ def delete(writes: Writes, ids: Sequence[str]) -> list[bool]:
         _remove_all(place, writes.crew, list(found.values()))
         for ended in found.values():
             writes.catalog.forget(ended.spot.stem)
+            if ended.spot.folder is place.live:
+                writes.changed(ended.spot.name)
         listed = [id for id in dict.fromkeys(ids) if id in found or locate(place, id) is None]
         writes.finished.remove([id for id in listed if writes.finished.lists(id)])
         writes.finished.tidy()
     return answers
 
 
-def _ended(place: Place, id: str) -> _Ended | None:
-    spot = locate(place, id)
+def _ended(writes: Writes, id: str) -> _Ended | None:
+    place, spot = writes.place, writes.catalog.locate(id)
     if spot is None:
         return None
     try:
+        if spot.folder is place.done:
+            read_done(place, id, spot)
+            return _Ended(id, spot)
         contents, _ = read_spot(place, id, spot)
         contents.settle()
+    except UnreadableFileError:
+        return None  # its bytes cannot be kept, and may be whole
     except CorruptDataError:
-        return None
+        _set_aside(place, spot)
+        return _Ended(id, spot)
     return _Ended(id, spot) if contents.found()[0].state.finished else None
+
+
+def _set_aside(place: Place, spot: Spot) -> None:
+    """Every byte of a journal that goes, and of those before it."""
+    place.set_aside(spot.name, spot.folder.read(spot.name))
+    for name in place.live.names() if spot.folder is place.live else ():
+        parsed = parse_journal_name(name)
+        if parsed is not None and parsed[0] == spot.stem and parsed[1] < spot.gen:
+            place.set_aside(name, place.live.read(name))
 
 
 def _remove_all(place: Place, crew: Crew, ended: list[_Ended]) -> None:

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import attrs
 
 from longrun.errors import (
+    CorruptDataError,
     ExecutionNotFoundError,
     LeaseLostError,
     LongrunError,
@@ -28,13 +29,13 @@ from longrun.stores._file.births import Birth, Post
 from longrun.stores._file.catalog import Catalog
 from longrun.stores._file.contents import CLEARED, Mail, save_lines
 from longrun.stores._file.crew import Crew
-from longrun.stores._file.disk import Folder, write_all
+from longrun.stores._file.disk import Folder, UnreadableFileError, write_all
 from longrun.stores._file.done import Finished, bring_back, move_away
 from longrun.stores._file.entries import Entry
 from longrun.stores._file.journal import Journal, Over, failed, remove_locked, remove_older
 from longrun.stores._file.lines import fits
 from longrun.stores._file.place import KIND, Place, done_name, journal_name, stem_of
-from longrun.stores._file.reading import Spot, locate, read_spot, read_summary
+from longrun.stores._file.reading import Spot, locate, read_settled, read_summary
 from longrun.stores.base import Answer
 
 ROUNDS = 3
@@ -98,6 +99,10 @@ class Writes:
         self._janitor.shutdown()
         self.crew.close()
 
+    def changed(self, name: str) -> None:
+        """Others should look at this journal."""
+        self._rung.append(f"live/{name}")
+
     def ring(self) -> None:
         self.place.ring(dict.fromkeys(self._rung))
         self._rung.clear()
@@ -127,6 +132,7 @@ class Writes:
             journal.close()
             with self.catalog.lock:
                 self.catalog.mine.discard(journal.stem)
+                journal.settled()
 
     def shrink(self) -> None:
         """Keep the number of open files within its bound."""
@@ -159,8 +165,7 @@ class Writes:
             head, mail, tail, born = summary.head, summary.mail, summary.tail, summary.born
             definition = summary.definition
         else:
-            contents, tail = read_spot(self.place, save.id, spot)
-            contents.settle()
+            contents, tail = read_settled(self.place, save.id, spot)
             (head, definition), mail, born = contents.found(), contents.mail, contents.born
         if head.fence != save.head.fence:
             raise LeaseLostError(save.id, save.head.fence)
@@ -239,7 +244,7 @@ class Writes:
     def _lay_out(self, append: _Append, place: int, save: Save, answers: Answers) -> None:
         stored, head = append.head.revision, save.head
         if stored < head.revision - 1:
-            answers[place] = WriteOrderError(KIND, save.id, stored, head.revision)
+            answers[place] = self._out_of_order(append.journal, save, stored)
             return
         append.saves.append((place, save))
         if stored >= head.revision:
@@ -258,12 +263,29 @@ class Writes:
         append.head = head
         append.rings = append.rings or head.owner is None
 
+    def _out_of_order(self, journal: Journal, save: Save, stored: int) -> LongrunError:
+        """A write is missing before this one; but that its owner has lost the execution would count first."""
+        try:
+            try:
+                journal.check_owned()
+            except LeaseLostError:
+                self.release(save.id)
+                stored = self._attach(save).head.revision
+        except LongrunError as error:
+            return error
+        except OSError as error:
+            return failed(error)
+        return WriteOrderError(KIND, save.id, stored, save.head.revision)
+
     def _last_message(self, journal: Journal) -> int:
         if self.place.inbox.stat(f"{journal.stem}.jsonl") is None:
             return 0
         with self.catalog.lock:
             entry = self.catalog.entries.by_stem[journal.stem]
-        return inbox.read_letters(self.place, inbox.box_of(self.place, entry.stem, entry.id, entry.born)).last
+        try:
+            return inbox.read_letters(self.place, inbox.box_of(self.place, entry.stem, entry.id, entry.born)).last
+        except UnreadableFileError:  # it ends all the same
+            return max(entry.letters, default=0)
 
     def _flush(self, append: _Append) -> None:
         """Write, sync, and only then look whether the journal is still ours. Runs in a thread of the crew."""
@@ -301,6 +323,8 @@ class Writes:
                     again += self._refuse(append, answers)
                 elif append.lines:
                     self._written(append)
+                elif append.journal.head.owner is None:
+                    self.release(append.journal.id)  # opened to compare, and not ours
         return again
 
     def _written(self, append: _Append) -> None:
@@ -310,6 +334,7 @@ class Writes:
         journal.size += append.size
         journal.saves += len(append.saves)
         self.catalog.saved(journal, head, append.mail, append.total)
+        journal.settled()  # not before: a reader sees what a listing says
         if journal.gen > 0 and journal.saves >= 2 and journal.saves - len(append.saves) < 2:
             self._over[journal.id] = Over(journal.id, journal.gen, journal.ino)
         if append.rings:
@@ -329,12 +354,19 @@ class Writes:
             return []
         self.release(journal.id)
         spot = locate(self.place, journal.id)
-        if spot is not None and spot.gen == journal.gen and self._mail(journal.id, spot)[0] == journal.born:
-            return append.saves  # another hand moved the file, or wrote to it: read it again
+        try:
+            if spot is not None and spot.gen == journal.gen and self._mail(journal.id, spot)[0] == journal.born:
+                return append.saves  # another hand moved the file, or wrote to it: read it again
+        except CorruptDataError as damage:  # for this one alone; the others of the batch go on
+            for place, _ in append.saves:
+                answers[place] = damage
+            return []
         if spot is not None and spot.folder is self.place.live:
             self.catalog.find(journal.id, spot.gen)
         for place, save in append.saves:
-            answers[place] = error if isinstance(error, LeaseLostError) else LeaseLostError(save.id, save.head.fence)
+            answers[place] = (
+                ExecutionNotFoundError(save.id) if spot is None else LeaseLostError(save.id, save.head.fence)
+            )
         return []
 
     def _compact_inbox(self, journal: Journal) -> None:
@@ -421,10 +453,9 @@ class Writes:
     def _mail(self, id: str, spot: Spot) -> tuple[str, Mail]:
         if spot.folder is self.place.live:
             entry = self.catalog.find(id, spot.gen)
-            if entry is not None:
+            if entry is not None and not entry.unreadable:
                 return entry.born, entry.mail
-        contents, _ = read_spot(self.place, id, spot)
-        contents.settle()
+        contents, _ = read_settled(self.place, id, spot)
         return contents.born, contents.mail
 
     # what can wait

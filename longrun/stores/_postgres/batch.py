@@ -17,7 +17,7 @@ from typing import Any
 
 from longrun.errors import ExecutionNotFoundError, LeaseLostError, WriteOrderError
 from longrun.records import ExecutionState
-from longrun.stored import Create, Definition, Save, Send, Write
+from longrun.stored import Create, Definition, Save, Send, Write, searched_texts
 from longrun.stores import rows
 from longrun.stores._postgres.arrays import Column, Flags, Floats, Ints, Texts, columns
 from longrun.stores._postgres.links import Connection
@@ -151,7 +151,8 @@ class Batch:
             parts.add_save(save)
         parameters = columns(HEAD_NAMES, HEAD_KINDS, heads) | parts.parameters()
         released = [save for save in saves if _lets_go(save)]
-        applied = self._run(connection, "save", parts, parameters, tell=bool(released))
+        obeyed = any(save.take for save in saves)  # who sent a request waits to see it obeyed
+        applied = self._run(connection, "save", parts, parameters, tell=bool(released) or obeyed)
         if released:
             self._let_go(connection, released, set(applied))
         named = {save.id: save.steps for save in saves if save.steps is not None}
@@ -266,7 +267,7 @@ def labels(value: Any) -> Any:
 
 def search_text(definition: Definition) -> str:
     """What a text filter looks into: the id and each metadata value, folded by Python's rules, not by the server's."""
-    values = [definition.id, *map(str, definition.metadata.values())]
+    values = searched_texts(definition.id, definition.metadata)
     return rows.clean("\x1f".join(values).casefold()) or ""
 
 

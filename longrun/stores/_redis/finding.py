@@ -10,11 +10,12 @@ from typing import Any
 
 from longrun.logging import get_logger
 from longrun.records import ExecutionState
-from longrun.stored import Definition, Query, Stored
+from longrun.stored import Query, Stored
 from longrun.stores._redis import wire
 from longrun.stores._redis.link import Link
 from longrun.stores._redis.reading import head_or_rest
 from longrun.stores._redis.wire import DamagedError
+from longrun.stores.choice import matches
 
 PAGE = 500
 SETS = 200
@@ -60,7 +61,7 @@ class Finder:
         after = query.after if paged else None
         ids = self._few(query)
         candidates = self._all(query, after) if ids is None else self._named(ids)
-        matching = (row for row in candidates if _matches(row, query))
+        matching = (row for row in candidates if matches(row.definition, row.head, query))
         if ids is None:
             yield from matching
             return
@@ -146,28 +147,3 @@ def _counted_by_sets(query: Query) -> bool:
 
 def _position(row: Stored) -> tuple[float, str]:
     return row.definition.created, row.definition.id
-
-
-def _matches(row: Stored, query: Query) -> bool:
-    definition, head = row.definition, row.head
-    equal = (
-        (query.queue, definition.queue),
-        (query.owner, head.owner),
-        (query.parent_id, definition.parent_id),
-        (query.owned, head.owner is not None),
-    )
-    return (
-        all(asked is None or asked == found for asked, found in equal)
-        and (query.states is None or head.state in query.states)
-        and (query.workflows is None or definition.workflow in query.workflows)
-        and (query.created_after is None or definition.created >= query.created_after)
-        and (query.created_before is None or definition.created < query.created_before)
-        and (query.ended_before is None or (head.ended is not None and head.ended < query.ended_before))
-        and all(definition.metadata.get(key) == value for key, value in query.metadata.items())
-        and (query.text is None or _contains(definition, query.text.casefold()))
-    )
-
-
-def _contains(definition: Definition, text: str) -> bool:
-    values = [definition.id, *map(str, definition.metadata.values())]
-    return any(text in value.casefold() for value in values)

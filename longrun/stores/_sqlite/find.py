@@ -16,7 +16,7 @@ from typing import Any
 
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
-from longrun.stored import Definition, Head, Query, Stored
+from longrun.stored import Definition, Head, Query, Stored, searched_texts
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
 
@@ -114,7 +114,7 @@ def _metadata(n: int, key: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _contains(id: str, metadata: str, folded: str) -> bool:
-    return any(folded in value.casefold() for value in (id, *map(str, _mapping(metadata).values())))
+    return any(folded in value.casefold() for value in searched_texts(id, _mapping(metadata)))
 
 
 def _equals(metadata: str, key: str, value: str) -> bool:

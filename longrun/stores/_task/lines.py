@@ -69,7 +69,7 @@ def is_ours(data: bytes) -> bool:
 def check_format(id: str, header: bytes) -> bool:
     """Whether the first line can be read; a newer format raises."""
     try:
-        values = json.loads(header + b"]}")
+        values = json.loads((header + b"]}").decode())
         found, named = values["longrun"], values["id"]
     except (ValueError, KeyError, TypeError):
         return False
@@ -86,7 +86,7 @@ def read_line(id: str, text: bytes) -> Part | None:
     try:
         if int(text[_CRC_AT : _CRC_AT + 8], 16) != _crc(id, text[_REST_AT:]):
             return None
-        (_, part) = json.loads(text).items()
+        (_, part) = json.loads(text.decode()).items()
     except (ValueError, RecursionError):
         return None
     return *part, text

@@ -8,12 +8,10 @@ from __future__ import annotations
 from attrs import frozen
 
 from longrun.errors import CodecError
-from longrun.records import ExecutionState
-from longrun.stored import Claim, Definition, Head, Query, Stored
+from longrun.stored import Definition, Head, Stored
 from longrun.stores._task import lines
 from longrun.stores._task.document import decode
 from longrun.stores._task.records import TaskRecord
-from longrun.stores.rows import wake_at
 
 
 @frozen
@@ -75,44 +73,3 @@ def peek(record: TaskRecord) -> Peek | None:
         return None
     definition = lines.definition_in(id, lines.definition_out(whole.definition))
     return Peek(record, definition, whole.head, len(whole.messages), whole.last_message)
-
-
-def is_free(head: Head, claim: Claim) -> bool:
-    return head.owner is None or head.owner in claim.dead
-
-
-def is_wanted(definition: Definition, head: Head, claim: Claim) -> bool:
-    if head.state not in claim.states:
-        return False
-    if claim.workflows is not None and definition.workflow not in claim.workflows:
-        return False
-    if claim.queues is not None and definition.queue not in claim.queues:
-        return False
-    if claim.ids is not None:
-        return True
-    due = wake_at(head)
-    return due is not None and (due <= claim.now or head.state is ExecutionState.RUNNING)
-
-
-def matches(definition: Definition, head: Head, query: Query) -> bool:
-    equal = (
-        (query.queue, definition.queue),
-        (query.owner, head.owner),
-        (query.parent_id, definition.parent_id),
-        (query.owned, head.owner is not None),
-    )
-    return (
-        all(asked is None or asked == found for asked, found in equal)
-        and (query.states is None or head.state in query.states)
-        and (query.workflows is None or definition.workflow in query.workflows)
-        and (query.created_after is None or definition.created >= query.created_after)
-        and (query.created_before is None or definition.created < query.created_before)
-        and (query.ended_before is None or (head.ended is not None and head.ended < query.ended_before))
-        and all(definition.metadata.get(key) == value for key, value in query.metadata.items())
-        and (query.text is None or _contains(definition, query.text.casefold()))
-    )
-
-
-def _contains(definition: Definition, text: str) -> bool:
-    values = [definition.id, *map(str, definition.metadata.values())]
-    return any(text in value.casefold() for value in values)

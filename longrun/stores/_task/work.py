@@ -28,10 +28,11 @@ from longrun.records import ExecutionState
 from longrun.stored import Boundary, Claim, Create, Definition, Head, Loaded, Owner, Save, Write
 from longrun.stores._task import lines
 from longrun.stores._task.document import Document, decode, page_id
-from longrun.stores._task.listing import Peek, is_execution, is_free, is_wanted, peek
+from longrun.stores._task.listing import Peek, is_execution, peek
 from longrun.stores._task.records import INTERNAL, KIND, STATUSES, TaskRecord
 from longrun.stores._task.table import TaskTable, execution_record, tombstone
 from longrun.stores.base import Answer
+from longrun.stores.choice import is_free, is_wanted
 
 ATTEMPTS = 100
 """How often a write is tried while others keep changing the same record. Each time, another one got through."""

@@ -1,4 +1,6 @@
-"""What `--json` prints: one schema for every command, with a version. Streams (`events`, `watch`) print one a line.
+"""What `--json` prints and the dashboard's answers are made of: one schema, with a version.
+
+Place in the life of an execution: whenever somebody looks. Streams (`events`, `watch`) print one document a line.
 
 Every document has `longrun` (the schema's version) and `kind`; the rest is what `KINDS` says of that kind. A field may
 be added within a version; none changes its meaning or goes. Times are ISO 8601 in UTC. A type with `?` may be null.
@@ -14,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 if TYPE_CHECKING:
-    from longrun.eta import Forecast
     from longrun.events import ExecutionEvent
     from longrun.plan import ResumePlan
-    from longrun.records import Checkpoint, Execution, StepRecord
+    from longrun.queues import QueueInfo
+    from longrun.records import Checkpoint, Execution, Forecast, StepRecord
     from longrun.stored import Owner
 
 VERSION = 1
@@ -50,6 +52,7 @@ KINDS: dict[str, dict[str, str]] = {
         "data": "object",
     },
     "workers": {"workers": "[worker]"},
+    "queues": {"queues": "[queue]"},
     "plans": {"plans": "[plan]", "blocked": "integer", "unchecked": "[string]"},
     "doctor": {"checks": "[check]", "worst": "string"},
     "store": {"facts": "object", "counts": "counts"},
@@ -120,6 +123,14 @@ KINDS: dict[str, dict[str, str]] = {
         "workflows": "[string]",
         "queues": "[string]",
     },
+    "queue": {
+        "name": "string",
+        "queued": "integer",
+        "running": "integer",
+        "concurrency": "integer?",
+        "rate": "number?",
+        "per_seconds": "number?",
+    },
     "plan": {
         "id": "string",
         "workflow": "string",
@@ -146,6 +157,9 @@ KINDS: dict[str, dict[str, str]] = {
 }
 """The fields of every kind, and their types: string, integer, number, boolean, time, object, counts, any, `[type]`, or
 another kind."""
+
+STATUSES = ("alive", "dead", "expired")
+"""Of a worker: its lock and lease are held, its lock is free, its lease ran out."""
 
 _PLAIN: dict[str, type | tuple[type, ...]] = {
     "string": str,
@@ -270,19 +284,40 @@ def event(one: ExecutionEvent) -> dict[str, Any]:
     )
 
 
-def worker(owner: Owner, status: str, executions: int) -> dict[str, Any]:
+def worker(owner: Owner, executions: int) -> dict[str, Any]:
     life: Mapping[str, Any] = owner.life
     host, pid = life.get("host"), life.get("pid")
     return {
         "id": owner.id,
         "host": host if isinstance(host, str) else None,
         "pid": pid if isinstance(pid, int) else None,
-        "status": status,
+        "status": _status(owner),
         "lease_seconds": round(owner.remaining, 3),
         "executions": executions,
         "workflows": list(owner.workflows),
         "queues": list(owner.queues),
     }
+
+
+def queue(one: QueueInfo) -> dict[str, Any]:
+    limit = one.limit
+    rate = None if limit is None else limit.rate
+    return {
+        "name": one.name,
+        "queued": one.queued,
+        "running": one.running,
+        "concurrency": None if limit is None else limit.concurrency,
+        "rate": rate,
+        "per_seconds": None if limit is None or rate is None else limit.per,
+    }
+
+
+def _status(owner: Owner) -> str:
+    from longrun import lease  # here: it brings the event loop along, and `--help` needs none
+
+    if owner.remaining < 0:
+        return "expired"
+    return "dead" if lease.gone([owner]) else "alive"
 
 
 def plan(one: ResumePlan) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""One execution's place among those that run, and its trial when it was there at too many crashes.
+
+Place in the life of an execution: before a step runs. Whoever waits for a place obeys a pause or a cancel meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from longrun.places import Ticket
+
+if TYPE_CHECKING:
+    from longrun.book import Book
+    from longrun.crew import Crew
+
+PATIENCE = 5.0
+"""How long the trial of one waits for the others to be heard: a write of theirs may never be answered."""
+SUSPECT = 2
+"""From this many crashes on, executions run one at a time until they have made progress."""
+
+
+class Sitter(Protocol):
+    """What a seat needs from the runner."""
+
+    attention: bool
+
+    async def nudged(self) -> None:
+        """Wait until something happens to the execution, a grant of a place included."""
+
+
+class Seat:
+    def __init__(self, crew: Crew, book: Book, sitter: Sitter, nudge: Callable[[], object]) -> None:
+        self._crew, self._book, self._sitter, self._nudge = crew, book, sitter, nudge
+        self._place: Ticket | None = None
+        self._trial: Ticket | None = None
+        self.accused = 0
+        """The crashes that are held against it once its trial begins."""
+        self._absences = 0
+
+    @property
+    def taken(self) -> bool:
+        return self._place is not None and self._place.granted
+
+    async def take(self) -> bool:
+        """Wait for a place to run steps; False if something has to be obeyed first."""
+        if self._trial is not None and self.accused:
+            if not await self._granted(self._trial) or not await self._all_heard():
+                return False
+            await self._book.commit({"crashes": self.accused})
+            self.accused = 0
+        if self._place is None:
+            self._place = self._crew.places.ask(self._nudge)
+        return await self._granted(self._place)
+
+    async def _granted(self, ticket: Ticket) -> bool:
+        while not ticket.granted:
+            if self._sitter.attention:
+                return False
+            await self._sitter.nudged()
+        return True
+
+    async def _all_heard(self) -> bool:
+        """No trial begins while others that were claimed along with this one still bear a crash they may not have
+        caused: were this one to end the process now, they would be blamed for it."""
+        with anyio.move_on_after(PATIENCE):
+            while self._crew.accused and not self._sitter.attention:
+                await self._crew.hearing.wait()
+        return not self._sitter.attention
+
+    def leave(self) -> None:
+        if self._place is not None:
+            self._crew.places.give_back(self._place)
+            self._place = None
+
+    async def suspect(self) -> None:
+        """What was in flight at several crashes runs alone until it has got somewhere. Until its turn has come a death
+        of the process says nothing about it, so the one that its next claim would count is taken off."""
+        crashes = self._book.head.crashes
+        if crashes >= SUSPECT:
+            self._trial = self._crew.suspects.ask(self._nudge)
+            self._book.on_progress = self.acquit
+            self.accused = crashes
+            await self._book.commit({"crashes": crashes - 1})
+        self._crew.heard(self._book.id)
+
+    def acquit(self) -> None:
+        if self._trial is not None:
+            self._crew.suspects.give_back(self._trial)
+            self._trial = self._book.on_progress = None
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """While the step waits for a child, another execution may run in its place: even the child of a suspect."""
+        self._absences += 1
+        self.leave()
+        self.acquit()
+        try:
+            yield
+        finally:
+            self._absences -= 1
+        if self._absences == 0 and self._place is None:
+            self._place = self._crew.places.ask(self._nudge)
+            await self._granted(self._place)

@@ -1,0 +1,98 @@
+"""Threads that read for whoever asks, so that a slow disk or server never holds up the event loop.
+
+Place in the life of an execution: whenever somebody looks. They are daemons: a program that is torn apart in the
+middle, by a third Ctrl-C say, must not hang at its end because of somebody who only wanted to look.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import anyio
+
+from longrun.loops import Loop, Waiter, current_loop
+
+T = TypeVar("T")
+
+
+class _Request:
+    """One call, and where its answer goes."""
+
+    __slots__ = ("_args", "_function", "_loop", "_waiter")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], loop: Loop, waiter: Waiter) -> None:
+        self._function, self._args, self._loop, self._waiter = function, args, loop, waiter
+
+    def serve(self) -> None:
+        answer: tuple[Any, BaseException | None]
+        try:
+            answer = (self._function(*self._args), None)
+        except BaseException as error:  # carried to whoever asked
+            answer = (None, error)
+        self._loop.call_soon(self._waiter.set, answer)
+
+
+class Readers:
+    """Up to `limit` threads, started as they are needed."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._requests: SimpleQueue[_Request | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = self._busy = 0
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """What the function gives, called in a reader's thread. Waits for it even when cancelled: what it uses may be
+        closed as soon as nobody waits."""
+        value: T = await _answered(function, args, self._add)
+        return value
+
+    def _add(self, request: _Request) -> None:
+        with self._lock:
+            self._busy += 1
+            starts = self._busy > self._threads and self._threads < self._limit
+            if starts:
+                self._threads += 1
+        if starts:
+            threading.Thread(target=self._run, name="longrun-reader", daemon=True).start()
+        self._requests.put(request)
+
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            request.serve()
+            with self._lock:
+                self._busy -= 1
+
+    def close(self) -> None:
+        """End the threads, each after what it does now."""
+        with self._lock:
+            threads, self._threads = self._threads, 0
+        for _ in range(threads):
+            self._requests.put(None)
+
+
+async def apart(function: Callable[[], T]) -> T:
+    """What the function gives, called in a thread of its own."""
+
+    def ask(request: _Request) -> None:
+        threading.Thread(target=request.serve, name="longrun-apart", daemon=True).start()
+
+    value: T = await _answered(function, (), ask)
+    return value
+
+
+async def _answered(function: Callable[..., Any], args: tuple[Any, ...], ask: Callable[[_Request], object]) -> Any:
+    loop = current_loop()
+    waiter = loop.waiter()
+    with anyio.CancelScope(shield=True):
+        ask(_Request(function, args, loop, waiter))
+        value, error = await waiter
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
+    return value
