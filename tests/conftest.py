@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from tests import servers
-from tests.server_process import children_of, is_alive, server_pids
+from tests.server_process import children_of, outlasting, server_pids
 from tests.servers import PostgresServer, RedisServer, Source
 
 LEAK_PATIENCE = 3.0
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--campaign-size",
         type=int,
-        default=20,
+        default=12,
         metavar="N",
         help="how many kills, faults or rounds each campaign test makes (default: %(default)s)",
     )
@@ -208,7 +208,7 @@ def nothing_left_running() -> Iterator[None]:
         if thread not in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
     left = [f"thread {thread.name}" for thread in _library_threads() if thread not in threads]
-    left += [f"process {pid}: {_command_line(pid)}" for pid in _outlasting(set(_children()) - children, deadline)]
+    left += [f"process {pid}: {_command_line(pid)}" for pid in outlasting(set(_children()) - children, deadline)]
     if left:
         pytest.fail("left running: " + ", ".join(left), pytrace=False)
 
@@ -220,14 +220,6 @@ def _library_threads() -> list[threading.Thread]:
 def _children() -> list[int]:
     mine = set(children_of(os.getpid())) - server_pids()
     return [pid for pid in mine if not any(helper in _command_line(pid) for helper in OWN_HELPERS)]
-
-
-def _outlasting(pids: set[int], deadline: float) -> list[int]:
-    """Those of the processes that are still there at the deadline. Reaping them is for whoever started them."""
-    while pids and time.monotonic() < deadline:
-        pids = {pid for pid in pids if is_alive(pid)}
-        time.sleep(0.02 if pids else 0)
-    return sorted(pids)
 
 
 def _command_line(pid: int) -> str:

@@ -14,6 +14,7 @@ import anyio
 
 from longrun import Executor, ExecutorConfig, LeaseLostError, RetryPolicy, StepRegistry, codec
 from longrun.stores.store import CheckpointStore
+from longrun.worker import Worker
 
 PATIENCE = 20.0
 """Seconds after which a test that waits has failed."""
@@ -36,7 +37,19 @@ class CrashableExecutor(Executor):
             await super().__aexit__(kind, error, trace)
 
 
-async def crash(executor: CrashableExecutor) -> None:
+class CrashableWorker(Worker):
+    """The same for a worker."""
+
+    crashed = False
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.crashed:
+            await super().__aexit__(kind, error, trace)
+
+
+async def crash(executor: CrashableExecutor | CrashableWorker) -> None:
     """End an executor as SIGKILL would. To be called in the task that entered it."""
     executor.crashed = executor.closed = True
     executor._unwatch()

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, Self
@@ -230,8 +232,22 @@ class LocalServer:
 
 def _wait_until_gone(pids: list[int]) -> None:
     """For processes that are no children of this one, where there is nothing to wait on."""
-    deadline = time.monotonic() + STOP_TIMEOUT
-    while any(is_alive(pid) for pid in pids):
-        if time.monotonic() > deadline:
-            raise ServerFailedError(f"processes {pids} do not end")
-        time.sleep(POLL)
+    if left := outlasting(pids, time.monotonic() + STOP_TIMEOUT):
+        raise ServerFailedError(f"processes {left} do not end")
+
+
+def outlasting(pids: Iterable[int], deadline: float) -> list[int]:
+    """Those of the processes that are still there at the deadline. Reaping them is for whoever started them."""
+    return sorted(pid for pid in pids if not _gone_by(pid, deadline))
+
+
+def _gone_by(pid: int, deadline: float) -> bool:
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        select.select([watched], [], [], max(0.0, deadline - time.monotonic()))
+    finally:
+        os.close(watched)
+    return not is_alive(pid)

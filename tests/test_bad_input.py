@@ -100,6 +100,12 @@ async def test_ordinary_ids_are_fine(registry, id):
         assert await (await executor.start("work", 1, id=id)).result() == 2
 
 
+async def test_what_is_no_workflow_is_refused(registry):
+    async with Executor(registry, store=MemoryCheckpointStore()) as executor:
+        with pytest.raises(ConfigError, match="give a name, a Workflow, or a list of steps"):
+            await executor.start(None, {})  # type: ignore[arg-type]  # the mistake under test
+
+
 async def test_unknown_steps_workflows_and_executions_are_named(registry):
     async with Executor(registry, store=MemoryCheckpointStore()) as executor:
         with pytest.raises(UnknownWorkflowError, match=r"'nope'.*'work'"):

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
-from longrun import ExecutionState, MemoryCheckpointStore, Progress
-from longrun.eta import Forecast, Forecaster, Spread, Weights, forecast, spent, weights_of
+from longrun import (
+    CorruptDataError,
+    EventType,
+    ExecutionEvent,
+    ExecutionState,
+    Executor,
+    ExecutorConfig,
+    Forecast,
+    MemoryCheckpointStore,
+    Progress,
+    StepContext,
+    StepRegistry,
+)
+from longrun.client import Client
+from longrun.eta import Forecaster, Spread, Weights, forecast, spent, weights_of
 from longrun.stored import Boundary, Definition, Head, Save
 from longrun.testing import ManualClock
 from longrun.testing.samples import NOW, create, definition
@@ -171,3 +185,124 @@ async def test_it_forgets_what_nobody_asks_for_any_more() -> None:
         for n in range(1200):
             await forecaster.of(definition(f"run-{n}", workflow=f"flow-{n}"), head(seq=0))
         assert len(forecaster._meters) == len(forecaster._known) == len(forecaster._learned) == 1000
+
+
+async def test_a_damaged_run_is_no_reason_not_to_show_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(NOW)
+    async with MemoryCheckpointStore(clock=clock) as store:
+        for id in ("broken", "sound"):
+            await store.create(create(id, State.COMPLETED, workflow="flow"))
+            rows = (row(2, 0, 30.0), row(3, 1, 30.0), row(4, 2, 30.0, "finish"))
+            ended = Head(state=State.COMPLETED, revision=1, seq=4, updated=NOW)
+            await store.save(Save(id=id, head=ended, boundaries=rows))
+        read = store.boundaries
+
+        async def boundaries(id: str, **options: Any) -> list[Boundary]:
+            if id == "broken":
+                raise CorruptDataError(id, "a test broke it")
+            return await read(id, **options)
+
+        monkeypatch.setattr(store, "boundaries", boundaries)
+        assert (await Forecaster(store, clock).of(_definition(), head(seq=0))).remaining == 60.0
+
+
+# --- in the hands of users --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def every_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event for each call of `progress`, however quickly they come."""
+    monkeypatch.setattr("longrun.attempt.PROGRESS_EVERY", 0.0)
+
+
+def paced(clock: ManualClock, seen: Any) -> StepRegistry:
+    """A workflow whose steps take 10, 80 and 10 seconds of the test's clock; the second one has 100 items."""
+    registry = StepRegistry()
+
+    @registry.step
+    async def one(state: Any) -> None:
+        clock.advance(10)
+
+    @registry.step
+    async def two(ctx: StepContext, state: Any) -> None:
+        for n in range(4):
+            ctx.progress(25 * n, 100, "items")
+            await seen(n)
+            clock.advance(20)
+
+    @registry.step
+    async def three(state: Any) -> None:
+        clock.advance(10)
+
+    registry.workflow("flow", [one, two, three])
+    return registry
+
+
+async def test_info_client_and_events_show_one_forecast_that_rests_on_earlier_runs(every_progress: None) -> None:
+    clock = ManualClock(NOW)
+    looks: list[tuple[Forecast | None, Forecast | None]] = []
+    events: list[ExecutionEvent] = []
+    config = ExecutorConfig(checkpoint_interval=1e6, heartbeat_interval=1e6, lease_ttl=1e7)
+
+    async def look(n: int) -> None:
+        if executor.runners.keys() == {"second"} and n == 2:
+            info = await (await executor.handle("second")).info()
+            async with Client(executor.store, config=config, clock=clock) as client:
+                looks.append((info.forecast, (await client.get("second")).forecast))
+
+    async with Executor(paced(clock, look), store="memory:", config=config, clock=clock) as executor:
+        await (await executor.start("flow", id="first")).result()
+        subscription = executor.events()
+        done = await executor.start("flow", id="second")
+        await done.result()
+        subscription.close()
+        events += [event async for event in subscription if event.type is EventType.PROGRESS]
+        assert (await executor.list())[0].forecast is None, "a list would pay a query for each"
+        ended = (await done.info()).forecast
+        assert ended is not None
+        assert (ended.fraction, ended.remaining) == (1.0, 0.0)
+    [(here, elsewhere)] = looks
+    assert here is not None
+    assert here.fraction == pytest.approx(0.5), "the long step weighs as it lasts"
+    assert here.remaining == pytest.approx(40.0 + 10.0)
+    assert here.basis == "rate"
+    assert elsewhere is not None
+    assert elsewhere.basis == "history", "its progress is not stored yet: history is what another process can know"
+    told = {event.data["done"]: event.data for event in events}
+    assert told[50]["total"] == 100
+    assert told[50]["message"] == "items"
+    assert {"fraction", "remaining_seconds", "items_per_second", "basis"} <= told[50].keys()
+
+
+async def test_events_learn_from_the_store_beside_the_step(every_progress: None) -> None:
+    """The first event of an execution may know nothing of earlier runs; those that follow do."""
+    clock = ManualClock(NOW)
+    learned = anyio.Event()
+    config = ExecutorConfig(checkpoint_interval=1e6, heartbeat_interval=1e6, lease_ttl=1e7)
+
+    async def wait(n: int) -> None:
+        if n == 1 and "second" in executor.runners:
+            while not executor.forecaster._known["second"].learned.by_index:
+                await anyio.lowlevel.checkpoint()
+            learned.set()
+
+    async with Executor(paced(clock, wait), store="memory:", config=config, clock=clock) as executor:
+        await (await executor.start("flow", id="first")).result()
+        async with executor.events() as subscription:
+            with anyio.fail_after(20):
+                await (await executor.start("flow", id="second")).result()
+            subscription.close()
+            told = [event.data async for event in subscription if event.type is EventType.PROGRESS]
+    assert learned.is_set()
+    assert told[-1]["fraction"] == pytest.approx(0.1 + 0.8 * told[-1]["done"] / 100)
+
+
+async def test_nobody_listens_and_nothing_is_forecast() -> None:
+    clock = ManualClock(NOW)
+
+    async def nothing(n: int) -> None: ...
+
+    config = ExecutorConfig(checkpoint_interval=1e6, heartbeat_interval=1e6, lease_ttl=1e7)
+    async with Executor(paced(clock, nothing), store="memory:", config=config, clock=clock) as executor:
+        await (await executor.start("flow")).result()
+        assert executor._forecaster is None

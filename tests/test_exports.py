@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import longrun
-from longrun import errors
+from longrun import errors, stores
 
 CONTRACT = [
     "Executor",
@@ -66,6 +66,12 @@ def test_the_names_of_the_contract_are_in_longrun(name):
     assert name in dir(longrun)
 
 
+def test_every_name_that_is_offered_can_be_had():
+    for module in (longrun, stores):
+        for name in dir(module) if module is longrun else module.__all__:
+            assert getattr(module, name) is not None
+
+
 def test_a_star_import_needs_no_extra():
     """What needs a driver is importable by name, and not part of `*`."""
     needs = {"PostgresCheckpointStore", "RedisCheckpointStore", "SQLAlchemyTaskStore"}
@@ -92,8 +98,12 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_importing_longrun_imports_no_driver_and_no_concrete_store():
     """An optional package is needed by whoever uses it, not by whoever imports longrun."""
-    code = "import sys, longrun; print(*sorted(name for name in sys.modules if name.startswith(tuple(sys.argv[1:]))))"
+    code = (
+        "import sys, longrun.executor, longrun.client\n"
+        "print(*sorted(name for name in sys.modules if name.startswith(tuple(sys.argv[1:]))))"
+    )
     unwanted = ["psycopg", "redis", "sqlalchemy", "sqlite3", "trio", "longrun.stores.memory", "longrun.stores.sqlite"]
+    unwanted += ["opentelemetry", "prometheus_client", "IPython"]
     done = subprocess.run(
         [sys.executable, "-c", code, *unwanted],
         env={"PYTHONPATH": str(ROOT)},

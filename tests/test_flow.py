@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import attrs
 import pytest
 
 from longrun import (
@@ -18,6 +19,7 @@ from longrun import (
     Sleep,
     StepContext,
     StepRegistry,
+    SyncStepContext,
     WaitFor,
 )
 from longrun.testing import ManualClock
@@ -90,7 +92,7 @@ async def test_goto_by_index_where_a_name_is_not_unique(registry, clock):
 @pytest.mark.parametrize(
     ("target", "text"),
     [
-        ("hop", "stands 2 times in this execution; give its index"),
+        ("hop", "it stands 2 times in this execution; give its index"),
         ("nowhere", "no such step"),
         (2, "steps 0 to 1"),
         (-1, "steps 0 to 1"),
@@ -105,7 +107,7 @@ async def test_a_goto_that_leads_nowhere_is_the_steps_error(registry, clock, tar
     with pytest.raises(ExecutionFailedError, match=text) as caught:
         await outcome(registry, clock, [hop, hop])
     assert caught.value.step == "hop"
-    assert caught.value.attempt == 4
+    assert caught.value.attempt == 1
 
 
 async def test_repeat_counts_iterations_and_gives_each_visit_its_own_key(registry, clock):
@@ -176,7 +178,7 @@ async def test_a_sleep_behind_the_last_step_ends_the_execution_with_its_state(re
 
 @pytest.mark.parametrize(
     ("length", "text"),
-    [("soon", "not str"), (float("nan"), "not float"), (datetime(2030, 1, 1), "time zone"), (True, "not bool")],  # noqa: DTZ001
+    [("soon", "not str"), (float("nan"), "finite"), (datetime(2030, 1, 1), "time zone"), (True, "not bool")],  # noqa: DTZ001
 )
 async def test_a_sleep_that_is_no_time_is_the_steps_error(registry, clock, length, text):
     async def nap(state: Any) -> Sleep:
@@ -239,6 +241,7 @@ async def test_a_wait_for_no_signal_is_the_steps_error(registry, clock, name):
         await outcome(registry, clock, [ask])
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=pytest.mark.thorough)])
 async def test_a_step_may_stand_in_a_workflow_ten_thousand_times(registry):
     @registry.step
     async def add(state: int) -> int:
@@ -250,3 +253,129 @@ async def test_a_step_may_stand_in_a_workflow_ten_thousand_times(registry):
         assert await run.result() == 10_000
         info = await run.info()
         assert (info.total_steps, info.checkpoints, info.progress) == (10_000, 10_001, 1.0)
+
+
+async def _for_over_an_async_loop(ctx: StepContext, state: Any) -> Any:
+    for item in ctx.each("pages", [1, 2]):  # type: ignore[attr-defined]  # the mistake under test
+        state = item
+    return state
+
+
+async def _a_loop_without_a_name(ctx: StepContext, state: Any) -> Any:
+    async for item in ctx.each("", [1, 2]):
+        state = item
+    return state
+
+
+async def _a_loop_over_a_set(ctx: StepContext, state: Any) -> Any:
+    async for item in ctx.each("pages", {1, 2}):
+        state = item
+    return state
+
+
+async def _an_unknown_child(ctx: StepContext, state: Any) -> Any:
+    return await ctx.start_child("nobody", key="a")
+
+
+async def _a_signal_without_a_name(state: Any) -> WaitFor:
+    return WaitFor("", state)
+
+
+def _async_for_over_a_plain_loop(ctx: SyncStepContext, state: Any) -> Any:
+    ctx.each("pages", [1, 2]).__aiter__()  # type: ignore[attr-defined]  # the mistake under test
+    return state
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (_for_over_an_async_loop, "write `async for … in ctx.each\\('pages', …\\)`"),
+        (_async_for_over_a_plain_loop, "write `for … in ctx.each\\('pages', …\\)`"),
+        (_a_loop_without_a_name, "give the loop a name"),
+        (_a_loop_over_a_set, "no stable order"),
+        (_an_unknown_child, "nobody"),
+        (_a_signal_without_a_name, "needs the name of a signal"),
+    ],
+)
+async def test_a_mistake_of_the_program_is_named_and_not_tried_again(registry, clock, step, text):
+    with pytest.raises(ExecutionFailedError, match=text) as caught:
+        await outcome(registry, clock, [step])
+    assert caught.value.attempt == 1
+
+
+class Panic(BaseException):
+    """What an extension module may raise that is no `Exception`."""
+
+
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def _panics(state: Any) -> Any:
+    raise Panic("the extension is broken")
+
+
+def _panics_in_a_thread(state: Any) -> Any:
+    raise Panic("the extension is broken")
+
+
+async def _is_speechless(state: Any) -> Any:
+    raise SpeechlessError
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (_panics, "Panic, which ends an attempt"),
+        (_panics_in_a_thread, "Panic, which ends an attempt"),
+        (_is_speechless, "SpeechlessError$"),
+    ],
+)
+async def test_whatever_a_step_raises_fails_its_own_execution_alone(registry, clock, step, text):
+    async def fine(state: Any) -> Any:
+        return "fine"
+
+    config = attrs.evolve(CALM, max_retries=0)
+    async with Executor(registry, store=MemoryCheckpointStore(clock=clock), clock=clock, config=config) as executor:
+        bad, good = await executor.start([step]), await executor.start([fine])
+        with pytest.raises(ExecutionFailedError, match=text):
+            await bad.result()
+        assert await good.result() == "fine"
+
+
+async def test_a_step_may_pause_its_own_execution_and_goes_on_to_its_next_point(registry, clock):
+    after: list[str] = []
+
+    async def first(ctx: StepContext, state: Any) -> Any:
+        await executor.pause(ctx.execution_id)
+        after.append(ctx.step)
+        return state
+
+    async def second(ctx: StepContext, state: Any) -> Any:
+        return "done"
+
+    async with Executor(registry, store=MemoryCheckpointStore(clock=clock), clock=clock, config=CALM) as executor:
+        run = await executor.start([first, second], 1)
+        await run.wait("paused")
+        assert after == ["first"]
+        await run.resume()
+        assert await run.result() == "done"
+
+
+async def test_a_step_cannot_wait_for_its_own_end(registry, clock):
+    async def vain(ctx: StepContext, state: Any) -> Any:
+        return await (await executor.handle(ctx.execution_id)).result()
+
+    async with Executor(registry, store=MemoryCheckpointStore(clock=clock), clock=clock, config=CALM) as executor:
+        with pytest.raises(ExecutionFailedError, match="cannot wait for that execution itself"):
+            await (await executor.start([vain])).result()
+
+
+@pytest.mark.parametrize(("done", "total"), [("x", None), (-1, None), (1, -2), (True, None)])
+async def test_progress_that_is_no_number_is_the_steps_error(registry, clock, done, total):
+    async def work(ctx: StepContext, state: Any) -> Any:
+        ctx.progress(done, total)
+
+    with pytest.raises(ExecutionFailedError, match="progress takes numbers"):
+        await outcome(registry, clock, [work])

@@ -8,7 +8,16 @@ import anyio
 import attrs
 import pytest
 
-from longrun import ExecutionState, Executor, ExecutorConfig, MemoryCheckpointStore, StepContext, StepRegistry, WaitFor
+from longrun import (
+    EventType,
+    ExecutionState,
+    Executor,
+    ExecutorConfig,
+    MemoryCheckpointStore,
+    StepContext,
+    StepRegistry,
+    WaitFor,
+)
 from longrun.client import Client
 from longrun.plan import InStep, Planner, ResumePlan, describe, in_step
 from longrun.stored import Save
@@ -58,13 +67,11 @@ async def interrupted(store: Any, registry: StepRegistry, id: str = "a") -> None
     """Left in the middle of the second step, seven of its items done."""
     config = attrs.evolve(CONFIG, drain_timeout=0)
     async with Executor(registry, store=store, config=config) as executor:
-        run = await executor.start("flow", {"stop": 8}, id=id)
-        while ((await run.info()).step_progress or _NONE).done < 7:  # noqa: ASYNC110 -- another task runs the steps
-            await anyio.sleep(0.005)
-
-
-class _NONE:
-    done = 0
+        events = executor.events()
+        await executor.start("flow", {"stop": 8}, id=id)
+        async for event in events:
+            if event.type is EventType.PROGRESS and event.data["done"] == 7:
+                break
 
 
 async def test_a_step_in_flight_runs_again_and_keeps_what_it_had_done(registry: StepRegistry) -> None:
@@ -119,9 +126,11 @@ async def test_what_a_resume_would_not_touch(registry: StepRegistry) -> None:
                 await executor.submit("flow", {}, id=id)
                 await executor.pause(id, hold=id == "held")
             await (await executor.start("ask", {}, id="waiting")).wait("waiting")
-            running = await executor.start("flow", {"stop": 1}, id="running")
-            while (await running.info()).current_step != 1:  # noqa: ASYNC110 -- another task runs the steps
-                await anyio.sleep(0.005)
+            events = executor.events()
+            await executor.start("flow", {"stop": 1}, id="running")
+            async for event in events:
+                if event.type is EventType.STEP_STARTED and event.step == "loop":
+                    break
             found = await plans(store, registry)
             assert (found["running"].action, found["running"].owner_alive) == ("leave", True)
             assert found["running"].at_risk is not None

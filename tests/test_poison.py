@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -10,6 +15,8 @@ import pytest
 
 from longrun import ExecutionBlockedError, Executor, ExecutorConfig, MemoryCheckpointStore, StepContext, StepRegistry
 from tests.crashing import CrashableExecutor, crash
+
+ROOT = Path(__file__).parent.parent
 
 
 class Deadly:
@@ -145,7 +152,7 @@ async def test_a_suspect_that_waits_for_its_turn_can_be_cancelled():
 
 def accused(executor: Executor) -> list[str]:
     """The suspects that wait for their turn."""
-    return [id for id, runner in executor.runners.items() if runner._accused]
+    return [id for id, runner in executor.runners.items() if runner.seat.accused]
 
 
 async def test_a_clean_shutdown_is_no_crash():
@@ -159,3 +166,53 @@ async def test_a_clean_shutdown_is_no_crash():
             await program.killed.wait()
         head = (await store.load("a")).head
         assert (head.state, head.owner, head.crashes) == ("running", None, 0)
+
+
+PROGRAM = """
+    import os, sys
+    import anyio
+    from longrun import Executor, ExecutorConfig, StepRegistry
+
+    registry = StepRegistry()
+
+    @registry.step
+    async def wait(state: dict) -> dict:
+        await anyio.sleep(0.05)
+        return state
+
+    @registry.step
+    async def die(state: dict) -> dict:
+        os._exit(9)
+
+    @registry.step
+    async def good(state: dict) -> dict:
+        await anyio.sleep(0.2)
+        return state
+
+    registry.workflow("bad", [wait, die])
+    registry.workflow("good", [good, good])
+
+    async def main() -> None:
+        async with Executor(registry, store="file:kept", config=ExecutorConfig(max_crashes=3)) as executor:
+            if not await executor.list():
+                for id, workflow in (("b", "bad"), ("g", "good"), ("h", "good")):
+                    await executor.start(workflow, {}, id=id)
+            await executor.wait_idle()
+            print(sorted((one.id, one.state.value) for one in await executor.list()))
+
+    anyio.run(main)
+    """
+
+
+def test_who_was_claimed_along_with_a_real_killer_is_not_blamed(tmp_path):
+    """I11: it is the first of them to run, and may end the process before it is noted that the others only waited."""
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    env = {"PYTHONPATH": str(ROOT), "LONGRUN_RUN_DIR": str(tmp_path / "run"), "PATH": os.environ["PATH"]}
+    command = [sys.executable, "program.py"]
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    for _ in range(5):
+        assert ran.returncode in (0, 9), ran.stderr
+        if ran.returncode == 0:
+            break
+        ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout == "[('b', 'blocked'), ('g', 'completed'), ('h', 'completed')]\n"

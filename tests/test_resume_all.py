@@ -19,6 +19,7 @@ from longrun import (
     Executor,
     ExecutorConfig,
     MemoryCheckpointStore,
+    ResumeReport,
     Sleep,
     StepContext,
     StepRegistry,
@@ -335,3 +336,11 @@ async def test_a_living_executor_takes_up_what_a_killed_process_ran(tmp_path, ur
         with anyio.fail_after(20):
             assert await (await survivor.handle("a")).result() == 3
     assert program.calls == ["second a"]
+
+
+def test_a_report_is_true_if_it_tells_anything():
+    """So that `if report:` does not hide what was blocked."""
+    assert not ResumeReport()
+    assert ResumeReport(blocked={"a": "it is damaged"})
+    assert ResumeReport(skipped={"a": "not registered here"})
+    assert len(ResumeReport(resumed=("a",), blocked={"b": "it is damaged"})) == 1

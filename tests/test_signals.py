@@ -21,7 +21,11 @@ from longrun import (
     StepRegistry,
     WaitFor,
 )
+from longrun.stored import Save
+from longrun.stores.memory import MemoryBackend
+from longrun.stores.store import CheckpointStore
 from longrun.testing import ManualClock
+from longrun.testing.interposed import InterposedBackend
 from tests.crashing import CrashableExecutor, crash
 
 
@@ -103,6 +107,32 @@ async def test_a_crash_after_the_claim_and_before_the_move_loses_no_signal(regis
         for letter in "bc":
             await run.signal("letter", letter)
         assert await run.result() == ["a", "b", "c"]
+
+
+async def test_a_signal_is_taken_in_the_same_write_as_the_move(registry):
+    """I1: no write takes a signal and leaves its wait as it was, so no crash can fall between the two."""
+    backend = Noting(MemoryBackend())
+    async with Executor(registry, store=CheckpointStore(backend)) as executor:
+        run = await executor.start("letters", [])
+        for letter in "abc":
+            await run.signal("letter", letter)
+        assert await run.result() == ["a", "b", "c"]
+    taking = [save for save in backend.saves if save.take]
+    assert len(taking) == 3
+    assert {(save.head.state, save.head.signal) for save in taking} == {("running", None)}
+
+
+class Noting(InterposedBackend):
+    """Remembers every save."""
+
+    def __init__(self, inner: MemoryBackend) -> None:
+        super().__init__(inner)
+        self.saves: list[Save] = []
+
+    def around(self, call: str, function: Any, *args: Any, **options: Any) -> Any:
+        if call == "commit":
+            self.saves += [write for write in args[0] if isinstance(write, Save)]
+        return function(*args, **options)
 
 
 async def test_signals_of_other_names_wait_without_keeping_anybody_busy(store):

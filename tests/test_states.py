@@ -29,6 +29,7 @@ from longrun import (
     StepRegistry,
 )
 from longrun.testing import ManualClock
+from longrun.worker import Worker
 from tests.crashing import CrashableExecutor, crash
 
 
@@ -356,3 +357,37 @@ async def test_a_blocked_result_says_why(store):
     async with Executor(typed, store=store, clock=clock) as executor:
         with pytest.raises(ExecutionBlockedError, match="does not fit"):
             await (await executor.handle("a")).result()
+
+
+async def test_the_result_before_a_step_that_is_not_known_here_is_kept_and_the_execution_blocks():
+    """An older program knows the step that runs, not the one behind it: what the step did must not be lost."""
+    store, calls = MemoryCheckpointStore(), []
+    newer, older = StepRegistry(), StepRegistry()
+
+    async def add_up(state: Basket) -> Total:
+        calls.append(1)
+        return Total(Decimal("9.90"), datetime(2026, 1, 1, tzinfo=UTC))
+
+    async def pay(state: Total) -> str:
+        return str(state.amount)
+
+    newer.workflow("buy", [add_up, pay])
+    older.workflow("buy", [add_up])
+    async with Executor(newer, store=store, clock=ManualClock()) as executor:
+        await executor.submit("buy", BASKET, id="a")
+    async with Worker(older, store=store) as worker:
+        await (await worker.handle("a")).wait("blocked")
+        assert "no step named 'pay'" in str((await worker.get("a")).reason)
+    async with Executor(newer, store=store) as executor:
+        assert await (await executor.handle("a")).result() == "9.90"
+    assert calls == [1]
+
+
+def test_an_executor_can_be_made_where_no_event_loop_runs():
+    executor = Executor(StepRegistry(), store=MemoryCheckpointStore())
+
+    async def use() -> str:
+        async with executor:
+            return executor.owner
+
+    assert anyio.run(use)

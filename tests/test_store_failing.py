@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from longrun import (
     EventType,
@@ -302,3 +304,26 @@ async def test_a_store_that_fails_at_the_first_pass_lets_nobody_in_and_leaves_no
             raise AssertionError
     backend.find = find
     assert backend.owners() == []
+
+
+async def test_the_log_says_what_is_wrong_with_the_store(store, backend):
+    registry = StepRegistry()
+
+    async def work(state: Any) -> Any:
+        backend.failures = 1
+        return state
+
+    with capture_logs() as lines:
+        async with Executor(registry, store=store) as executor:
+            await (await executor.start([work], 1, id="a")).result()
+    (line,) = [line for line in lines if line["event"] == "store.unavailable"]
+    assert (line["execution"], line["problem"]) == ("a", "the shaky store does not answer: it is away")
+
+
+async def test_who_only_reads_keeps_no_program_from_ending(store):
+    """Threads that are no daemons would be waited for at the end of a program that was torn apart by Ctrl-C."""
+    async with store:
+        await store.ping()
+        readers = [thread for thread in threading.enumerate() if thread.name.startswith("longrun-reader")]
+        assert readers
+        assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("longrun-"))

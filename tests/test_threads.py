@@ -21,6 +21,7 @@ from longrun import (
     StepContext,
     StepError,
     StepInterrupted,
+    StepMisuseError,
     StepRegistry,
     SyncStepContext,
 )
@@ -428,7 +429,7 @@ async def test_a_context_in_a_foreign_thread_says_what_is_wrong():
 
     await run(registry_of(step))
     assert len(errors) == len(CALLS)
-    assert all(type(error) is StepError and "only be used in the thread" in str(error) for error in errors)
+    assert all(type(error) is StepMisuseError and "only be used in the thread" in str(error) for error in errors)
 
 
 async def test_a_context_of_an_earlier_attempt_is_closed():

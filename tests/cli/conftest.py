@@ -16,8 +16,7 @@ import pytest
 import structlog
 from click.testing import CliRunner, Result
 
-from longrun import Executor
-from longrun.cli import _schema as schema
+from longrun import EventType, Executor, schema
 from longrun.cli import main
 from tests.cli.sample_app import config, registry
 
@@ -93,15 +92,13 @@ def interrupted(id: str, at: int = 3) -> Callable[[Executor], Any]:
     """A crawl that was left when `at` of its 1000 pages were done."""
 
     async def run(executor: Executor) -> None:
-        run = await executor.start("site", {"pages": 1000, "pause": 0.001}, id=id)
-        while ((await run.info()).step_progress or _NOTHING).done < at:  # noqa: ASYNC110 -- another task runs the steps
-            await anyio.sleep(0.005)
+        events = executor.events()
+        await executor.start("site", {"pages": 1000, "pause": 0.001}, id=id)
+        async for event in events:
+            if event.type is EventType.PROGRESS and event.data["done"] >= at:
+                break
 
     return run
-
-
-class _NOTHING:
-    done = 0
 
 
 def submitted(workflow: str, id: str, state: Any = None, **options: Any) -> Callable[[Executor], Any]:
@@ -141,9 +138,8 @@ def until(condition: Callable[[], Any], what: str = "") -> Any:
     """Look until it is true, and give what it gave."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        if found := condition():
+        if found := condition():  # a command, or a read of a store: it takes its time
             return found
-        time.sleep(0.05)
     raise AssertionError(f"it did not come to pass: {what}")
 
 

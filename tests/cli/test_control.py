@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from longrun.cli import _schema as schema
+from longrun import schema
 from tests.cli.conftest import APP, call, finished, interrupted, prepare, read, shown, submitted, until
 
 

@@ -11,8 +11,7 @@ import anyio
 import attrs
 import pytest
 
-from longrun import open_store
-from longrun.cli import _schema as schema
+from longrun import open_store, schema
 from longrun.cli import doctor
 from longrun.stored import Owner
 from longrun.testing.samples import create

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import anyio
 import pytest
 
-from longrun.cli import _schema as schema
+from longrun import schema
 from longrun.client import Client
 from tests.cli.conftest import (
     APP,
@@ -245,7 +246,10 @@ def test_a_worker_runs_what_was_submitted_to_its_queues_and_drains_on_sigterm(ur
     submit(url, "a", "b")
     submit(url, "other", queue="other")
     submit(url, "long", state=json.loads(LONG))
-    worker = process("worker", APP, "--store", url, "--queue", "default", "--concurrency", "2")
+    options = ("--queue", "default", "--concurrency", "2", "--metrics-port", "0")
+    worker = process("worker", APP, "--store", url, *options)
+    assert worker.stderr is not None
+    metrics = worker.stderr.readline().split()[-1]
     until(lambda: all(shown(url, id)["execution"]["state"] == "completed" for id in ("a", "b")), "both are done")
     until(lambda: progress_of(url, "long") > 5, "the long one crawls")
     (found,) = read("workers", "--store", url)["workers"]
@@ -255,6 +259,8 @@ def test_a_worker_runs_what_was_submitted_to_its_queues_and_drains_on_sigterm(ur
         ["default"],
         1,
     )
+    with urllib.request.urlopen(metrics, timeout=10) as answer:
+        assert 'longrun_executions_ended_total{state="completed",workflow="site"} 2.0' in answer.read().decode()
     worker.send_signal(signal.SIGTERM)
     said = worker.communicate(timeout=60)[1]
     assert worker.returncode == 0, said

@@ -13,7 +13,7 @@ from longrun.stored import Boundary, Create, Definition, Head, Save
 from longrun.stores.store import CheckpointStore
 
 STATES = ("completed",) * 14 + ("failed",) * 3 + ("cancelled", "paused", "waiting")
-CHUNK = 2000
+CHUNK = 10_000
 
 
 def created(id: str, *, state: str = "completed", at: float | None = None, steps: int = 3, **fields: Any) -> Create:

@@ -8,16 +8,22 @@ from types import TracebackType
 from typing import Self
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from longrun.dashboard import DashboardApp
 
 
 class Served:
-    """Serves an application on a free port of this machine, and again on the same one after `stop`."""
+    """Serves an application on a free port of this machine, and again on the same one after `stop`. The application
+    may be changed meanwhile: a server for many tests costs each of them nothing."""
 
-    def __init__(self, app: DashboardApp) -> None:
+    def __init__(self, app: DashboardApp | None = None) -> None:
         self.app = app
         self.port = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self.app is not None
+        await self.app(scope, receive, send)
 
     def start(self) -> Self:
         listener = socket.socket()
@@ -25,7 +31,7 @@ class Served:
         listener.bind(("127.0.0.1", self.port))
         listener.listen(64)
         self.port = listener.getsockname()[1]
-        config = uvicorn.Config(self.app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(self, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],), name="served-dashboard")
         self._thread.start()

@@ -8,8 +8,9 @@ from urllib.parse import urlencode
 
 import attrs
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from longrun.cli import _schema as schema
+from longrun import ExecutionState, schema
 from longrun.records import to_time
 from longrun.stores.store import CheckpointStore
 from tests.dashboard.asgi import Browser
@@ -163,3 +164,17 @@ async def test_a_chart_counts_by_when_executions_were_created(browser: Browser, 
     only = (await browser.get("/api/charts?hours=1&workflow=b")).json()["buckets"]
     assert sum(bucket["completed"] for bucket in only) == 1
     assert sum(bucket["completed"] for bucket in (await browser.get("/api/charts?hours=24")).json()["buckets"]) == 3
+
+
+async def test_prometheus_reads_executions_by_state_and_workers_by_status(
+    browser: Browser, store: CheckpointStore
+) -> None:
+    for n, state in enumerate(("failed", "failed", "waiting")):
+        await store.create(created(f"run-{n}", state=state))
+    answer = await browser.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = {one.name: one.samples for one in text_string_to_metric_families(answer.body.decode())}
+    counts = {one.labels["state"]: one.value for one in families["longrun_executions"]}
+    assert {state: number for state, number in counts.items() if number} == {"failed": 2, "waiting": 1}
+    assert counts.keys() == {state.value for state in ExecutionState}
+    assert {one.labels["status"]: one.value for one in families["longrun_workers"]} == dict.fromkeys(schema.STATUSES, 0)

@@ -122,6 +122,7 @@ async def test_a_store_that_is_away_is_told_of_and_the_stream_goes_on_when_it_is
     def away(query: Query) -> Any:
         raise StoreUnavailableError(backend.kind, "the disk is on fire")
 
+    monkeypatch.setattr(live, "IDLE", 0.05)  # nothing announces it: the next look finds it
     async with browser.stream("/api/live/executions") as events:
         await anext(events)
         with monkeypatch.context() as patch:

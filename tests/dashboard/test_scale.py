@@ -12,7 +12,8 @@ from longrun.dashboard import create_app
 from tests.dashboard.asgi import TOKEN, Browser
 from tests.dashboard.samples import long_run, many
 
-EXECUTIONS = 100_000
+EXECUTIONS = [20_000, pytest.param(100_000, marks=pytest.mark.thorough)]
+"""With the same limits of time: what comes from an index takes as long in a store five times as large."""
 STEPS = 10_000
 LARGEST = 200_000
 """Bytes that an answer may have."""
@@ -39,30 +40,32 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.timeout(240)
-async def test_every_page_of_a_large_store_comes_quickly_and_small(tmp_path: Path) -> None:
+@pytest.mark.parametrize("executions", EXECUTIONS)
+async def test_every_page_of_a_large_store_comes_quickly_and_small(tmp_path: Path, executions: int) -> None:
     """One test, since filling the store is most of the work."""
     async with open_store(f"sqlite:///{tmp_path / 'large.db'}") as store:
-        many(store, EXECUTIONS)
+        many(store, executions)
         long_run(store, "long", STEPS)
         async with create_app(store, token=TOKEN) as app:
             browser = Browser(app)
             for path, seconds in PATIENCE.items():
-                assert await best_of_three(browser, path) < seconds, path
+                assert await is_quick(browser, path, seconds), path
             await check_deep_pages(browser)
-            await check_kept_count(browser)
+            await check_kept_count(browser, executions)
             await check_long_timeline(browser)
 
 
-async def best_of_three(browser: Browser, path: str) -> float:
-    """Another process may have had the processor in the other two."""
-    took = []
+async def is_quick(browser: Browser, path: str, seconds: float) -> bool:
+    """Once in three tries: another process may have had the processor in the others."""
     for _ in range(3):
         began = time.perf_counter()
         answer = await browser.get(path)
-        took.append(time.perf_counter() - began)
+        took = time.perf_counter() - began
         assert answer.status == 200
         assert len(answer.body) < LARGEST
-    return min(took)
+        if took < seconds:
+            return True
+    return False
 
 
 async def check_deep_pages(browser: Browser) -> None:
@@ -77,14 +80,14 @@ async def check_deep_pages(browser: Browser) -> None:
     assert time.perf_counter() - began < 20
 
 
-async def check_kept_count(browser: Browser) -> None:
+async def check_kept_count(browser: Browser, executions: int) -> None:
     """A text is looked for in everything; how often it was found is not counted again at once."""
     first = (await browser.get("/api/executions?text=customer+99")).json()
     began = time.perf_counter()
     second = (await browser.get("/api/executions?text=customer+99")).json()
     assert time.perf_counter() - began < 0.5
     assert second["counts"] == first["counts"]
-    assert first["total"] > 500
+    assert first["total"] > executions // 200
 
 
 async def check_long_timeline(browser: Browser) -> None:

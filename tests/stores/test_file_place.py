@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from longrun.errors import LeaseLostError, NewerFormatError, StoreSettingsError, StoreUnavailableError
+from longrun.errors import CorruptDataError, LeaseLostError, NewerFormatError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import Head, Query
 from longrun.stores import open_store
@@ -74,6 +74,20 @@ def test_a_directory_of_something_else_is_refused(path: Path) -> None:
     with pytest.raises(StoreSettingsError, match="something else"):
         FileBackend(path).open()
     assert [file.name for file in path.iterdir()] == ["precious"]
+
+
+def test_a_store_without_its_marker_says_what_is_missing_and_works_once_that_is_mended(path: Path) -> None:
+    """I14: it is not made anew by itself, since it alone tells the format; the line to write is in the message."""
+    with opened(FileBackend(path)) as backend:
+        created(backend, create("a"))
+    marker = path / "longrun.json"
+    marker.unlink()
+    with pytest.raises(StoreSettingsError, match=r"a store whose longrun\.json is gone") as raised:
+        FileBackend(path).open()
+    assert not marker.exists()
+    marker.write_text(str(raised.value).partition("with the line ")[2])
+    with opened(FileBackend(path)) as backend:
+        assert loaded(backend, "a").boundary.seq == 1
 
 
 def test_a_file_is_no_directory(path: Path) -> None:
@@ -171,7 +185,7 @@ def test_ids_never_become_paths() -> None:
 
 @pytest.mark.parametrize("what", ["live/a.0.jsonl", "inbox/a.jsonl", "bell", "finished.jsonl"])
 def test_no_symbolic_link_is_followed(path: Path, tmp_path: Path, what: str) -> None:
-    """A link in place of a file is an error, and what it leads to is neither read nor changed."""
+    """A link in place of a file is an error, of its execution or of all; what it leads to is not read nor changed."""
     with opened(FileBackend(path)) as backend:
         done(backend, create("a"), send("a"))
     target = tmp_path / "target"
@@ -179,10 +193,11 @@ def test_no_symbolic_link_is_followed(path: Path, tmp_path: Path, what: str) -> 
     (path / what).unlink(missing_ok=True)
     (path / what).symlink_to(target)
     other = FileBackend(path)
-    with pytest.raises((StoreUnavailableError, StoreSettingsError)):
+    with pytest.raises((StoreUnavailableError, StoreSettingsError, CorruptDataError)):
         other.open()
-        other.commit([send("a")])
         other.find(Query())
+        other.commit([send("a")])
+        other.load("a")
     other.close()
     assert target.read_text() == "secret"
 

@@ -91,11 +91,7 @@ PLACES: dict[str, Callable[[pytest.FixtureRequest], NewPlace]] = {
 }
 
 
-FILES = pytest.param("file", marks=pytest.mark.thorough)
-"""Not in the ordinary suite: a listing by a second store object can still show what another one has deleted."""
-
-
-@pytest.fixture(params=[FILES if place == "file" else place for place in PLACES])
+@pytest.fixture(params=list(PLACES))
 def new_place(request: pytest.FixtureRequest) -> NewPlace:
     return PLACES[request.param](request)
 
@@ -116,14 +112,14 @@ def run(new_place: NewPlace, **options: Any) -> None:
 
 def test_a_store_does_as_the_memory_store_does(new_place: NewPlace, campaign_size: int) -> None:
     """I1, I3, I7, I9."""
-    run(new_place, max_examples=campaign_size)
+    run(new_place, max_examples=max(5, campaign_size // 2))
 
 
 def test_redis_does_as_the_memory_store_does(
     redis_server: object, request: pytest.FixtureRequest, campaign_size: int
 ) -> None:
     """I1, I3, I7, I9, on every Redis and Valkey that is here."""
-    run(redis(request), max_examples=campaign_size)
+    run(redis(request), max_examples=max(5, campaign_size // 2))
 
 
 # The machine can fail: each of these is a store with one mistake.

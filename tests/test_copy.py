@@ -1,0 +1,411 @@
+"""Moving house: what is copied from one store to another goes on there where it was, from any store to any other.
+
+Interrupted anywhere and run again, the copy is whole; nothing can go on in both stores; and a target that does not hold
+what it was given is noticed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+import redis
+
+from longrun import (
+    EventType,
+    Executor,
+    ExecutorConfig,
+    MemoryCheckpointStore,
+    QueueLimit,
+    RetryPolicy,
+    Sleep,
+    StepContext,
+    StepRegistry,
+    StoreError,
+    StoreUnavailableError,
+    WaitFor,
+    open_store,
+)
+from longrun.client import Client
+from longrun.stored import Loaded, Query, Save, Write
+from longrun.stores.base import Answer
+from longrun.stores.copy import CopyReport, copy_store
+from longrun.stores.store import CheckpointStore
+from longrun.testing import FaultyStore
+from longrun.testing.interposed import InterposedBackend
+from longrun.worker import Worker
+from tests.crashing import CrashableExecutor, crash
+from tests.servers import PostgresServer, RedisServer, Source
+
+PATIENCE = 60.0
+BIG = "x" * 200_000
+Make = Callable[[], CheckpointStore]
+
+
+class Household:
+    """Executions in every state that a store can hold."""
+
+    ids = frozenset({"done", "failed", "waits", "sleeps", "held", "queued", "big", "interrupted"})
+    live = ids - {"done", "failed"}
+
+    def __init__(self) -> None:
+        self.registry = StepRegistry()
+        self.called: list[str] = []
+        self.middle = anyio.Event()
+        self.go_on = anyio.Event()
+        self.mended = False
+        once = RetryPolicy(max_attempts=1)
+        for step in (self.plus, self.ask, self.answer, self.nap, self.breaks, self.grows, self.items):
+            self.registry.register(step.__name__, step, retry=once)
+        self.registry.workflow("count", ["plus", "plus", "plus"])
+        self.registry.workflow("ask", ["ask", "answer"])
+        self.registry.workflow("ask-twice", ["ask", "ask", "answer"])
+        self.registry.workflow("nap", ["plus", "nap", "plus"])
+        self.registry.workflow("breaks", ["plus", "breaks"])
+        self.registry.workflow("grows", ["grows", "ask", "answer"])
+        self.registry.workflow("items", ["plus", "items"])
+
+    async def plus(self, state: int) -> int:
+        return state + 1
+
+    async def ask(self, state: Any) -> WaitFor:
+        return WaitFor("go", state)
+
+    async def answer(self, ctx: StepContext, state: Any) -> Any:
+        return [len(state) if isinstance(state, str) else state, ctx.signal]
+
+    async def nap(self, state: int) -> Sleep:
+        return Sleep(1e6, state)
+
+    async def breaks(self, ctx: StepContext, state: int) -> int:
+        await ctx.once("before", self._call, "breaks")
+        if not self.mended:
+            raise ValueError("broken")
+        return state
+
+    async def grows(self, state: Any) -> str:
+        return BIG
+
+    async def items(self, ctx: StepContext, state: int) -> int:
+        async for n in ctx.each("items", range(6), every=1):
+            self.called.append(f"item {n}")
+            ctx.local["sum"] = ctx.local.get("sum", 0) + n
+            if n == 3:
+                self.middle.set()
+                await self.go_on.wait()
+        return int(ctx.local["sum"])
+
+    async def _call(self, name: str) -> None:
+        self.called.append(name)
+
+    async def move_in(self, store: CheckpointStore) -> None:
+        """Everything that is to be moved, and a process that died at its work."""
+        async with CrashableExecutor(self.registry, store=store, config=ExecutorConfig(lease_ttl=30.0)) as executor:
+            await (await executor.start("count", 1, id="done", metadata={"customer": 7})).result()
+            failed = await executor.start("breaks", 1, id="failed")
+            await failed.wait("failed")
+            events = executor.events()
+            waits = await executor.start("ask-twice", "w", id="waits")
+            await waits.signal("go", "first", key="taken")
+            waited = 0
+            async for event in events:
+                waited += event.execution_id == "waits" and event.type is EventType.WAITING
+                if waited == 2:
+                    break
+            await waits.signal("other", {"n": 1}, key="seen")
+            await waits.signal("other", {"n": 2})
+            await (await executor.start("nap", 1, id="sleeps")).wait("waiting")
+            await executor.submit("count", 5, id="held", queue="gpu")
+            await executor.pause("held", hold=True)
+            await executor.submit("count", 7, id="queued", queue="gpu", priority=3, delay=0.0)
+            await (await executor.start("grows", None, id="big")).wait("waiting")
+            await executor.limit_queue("gpu", concurrency=2)
+            await executor.start("items", 1, id="interrupted")
+            await self.middle.wait()
+            await crash(executor)
+
+    async def live_on(self, make: Make) -> None:
+        """All of it goes on in the new place, where it was."""
+        store = make()
+        self.go_on.set()
+        self.mended = True
+        self.called.clear()
+        config = ExecutorConfig(heartbeat_interval=0.1)
+        async with Worker(self.registry, store=store, config=config) as worker, Client(make()) as client:
+            assert await client.handle("done").result() == 4
+            assert (await client.get("done")).metadata == {"customer": 7}
+            await client.retry("failed")
+            assert await client.handle("failed").result() == 2
+            await client.signal("waits", "other", {"n": 3}, key="seen")  # sent before the move, as was the next one
+            await client.signal("waits", "go", "again", key="taken")
+            assert [m.name for m in await store.messages("waits")] == ["other", "other"]
+            for id in ("waits", "big"):
+                await client.signal(id, "go", "now")
+            assert await client.handle("waits").result() == [1, "now"]
+            assert await client.handle("big").result() == [len(BIG), "now"]
+            assert (await client.get("held")).state == "paused"
+            await client.resume("held")
+            assert await client.handle("held").result() == 8
+            assert await client.handle("queued").result() == 10
+            assert await client.handle("interrupted").result() == 15
+            assert (await client.get("sleeps")).state == "waiting"
+            queues = {queue.name: queue.limit for queue in await worker.list_queues()}
+            assert queues["gpu"] == QueueLimit(concurrency=2)
+        assert self.called == ["item 3", "item 4", "item 5"], "nothing that was done is done again"
+
+
+async def move(source: Make, target: Make) -> None:
+    """Copy, copy again, and live on."""
+    house = Household()
+    with anyio.fail_after(PATIENCE):
+        await house.move_in(source())
+        seen: list[str] = []
+        report = await copy_store(source(), target(), progress=seen.append)
+        assert set(report.copied) == house.ids == set(seen)
+        assert not report.skipped
+        again = await copy_store(source(), target())
+        assert set(again.present) == house.ids
+        assert not again.copied
+        assert not again.skipped
+        await assert_left_behind(source(), house)
+        await house.live_on(target)
+        late = await copy_store(source(), target())
+        assert set(late.present) == house.ids, "what has gone on there is left alone"
+
+
+async def assert_left_behind(source: CheckpointStore, house: Household) -> None:
+    async with source:
+        for stored in await source.find(Query()):
+            head = stored.head
+            if stored.definition.id in house.live:
+                assert (head.state, head.hold, head.owner) == ("paused", True, None)
+                assert head.reason is not None
+                assert "moved" in head.reason
+            else:
+                assert head.state.finished
+
+
+# --- from any to any ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Make:
+    return lambda: open_store(f"file:{tmp_path / 'store'}")
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Make:
+    return lambda: open_store(f"sqlite:///{tmp_path / 'store.db'}")
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer | Source, postgres_schema: str) -> Make:
+    assert postgres_server.url is not None
+    url = postgres_server.url
+    return lambda: open_store(url, schema=postgres_schema)
+
+
+@pytest.fixture
+def redis_or_valkey(redis_server: RedisServer | Source) -> Iterator[Make]:
+    assert redis_server.url is not None
+    url, prefix = redis_server.url, f"test:{uuid.uuid4().hex}"
+    yield lambda: open_store(url, prefix=prefix)
+    with redis.Redis.from_url(url) as client:
+        for key in client.scan_iter(match=f"{{{prefix}}}*", count=1000):
+            client.delete(key)
+
+
+async def test_from_files_to_sqlite(files: Make, sqlite: Make) -> None:
+    await move(files, sqlite)
+
+
+async def test_from_sqlite_to_postgres(sqlite: Make, postgres: Make) -> None:
+    await move(sqlite, postgres)
+
+
+async def test_from_postgres_to_redis(postgres: Make, redis_or_valkey: Make) -> None:
+    await move(postgres, redis_or_valkey)
+
+
+async def test_from_redis_to_files(redis_or_valkey: Make, files: Make) -> None:
+    await move(redis_or_valkey, files)
+
+
+# --- interrupted ----------------------------------------------------------------------------------------------------
+
+
+async def copy_until_done(source: FaultyStore, target: FaultyStore) -> tuple[CopyReport, int]:
+    """Run the copy again and again, as whoever started it would; how often it was interrupted."""
+    interrupted = 0
+    while True:
+        try:
+            return await copy_store(source, target), interrupted
+        except StoreUnavailableError:
+            interrupted += 1
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("how", ["fail", "lose_answer"])
+@pytest.mark.parametrize("side", ["source", "target"])
+async def test_a_copy_that_breaks_off_anywhere_is_completed_by_the_next(side: str, how: str) -> None:
+    """At each write in turn, made and not made: then every message is there once, and everything goes on there."""
+    number, fired = 1, True
+    with anyio.fail_after(PATIENCE):
+        while fired:
+            house, source, target = Household(), MemoryCheckpointStore(), MemoryCheckpointStore()
+            await house.move_in(source)
+            stores = {"source": FaultyStore(source), "target": FaultyStore(target)}
+            getattr(stores[side], how)("any", number)
+            report, interrupted = await copy_until_done(stores["source"], stores["target"])
+            fired = bool(stores[side].fired)
+            assert not report.skipped, report.skipped
+            assert interrupted == fired
+            assert set(report.copied) | set(report.present) == house.ids
+            async with source, target:
+                await assert_equal(source, target, house)
+            await house.live_on(lambda: target)  # noqa: B023
+            number += 13  # another place in each round, and not every one of them
+    assert number > 40, "it broke off in too few places"
+
+
+async def assert_equal(source: CheckpointStore, target: CheckpointStore, house: Household) -> None:
+    for id in house.ids:
+        here, there = await source.load(id), await target.load(id)
+        assert _content(here) == _content(there)
+        assert await source.boundaries(id) == await target.boundaries(id)
+        for seq, _ in here.kept:
+            assert await source.checkpoint(id, seq) == await target.checkpoint(id, seq)
+
+
+def _content(loaded: Loaded) -> Any:
+    messages = [attrs.evolve(message, id=0) for message in loaded.messages]
+    return loaded.definition, loaded.boundary, loaded.blobs, loaded.entries, messages, loaded.kept
+
+
+async def test_nothing_can_go_on_in_both_stores_whenever_a_copy_breaks_off() -> None:
+    """I3, between two stores: what is live in the target is held in the source."""
+    number, fired = 1, True
+    with anyio.fail_after(PATIENCE):
+        while fired:
+            house, source, target = Household(), MemoryCheckpointStore(), MemoryCheckpointStore()
+            await house.move_in(source)
+            faulty = FaultyStore(target)
+            faulty.fail("commit", number, times=None)
+            fired = False
+            try:
+                await copy_store(source, faulty)
+            except StoreUnavailableError:
+                fired = True
+            async with source, target:
+                there = {s.definition.id: s.head for s in await target.find(Query())}
+                for stored in await source.find(Query()):
+                    copy = there.get(stored.definition.id)
+                    if copy is not None and not stored.head.state.finished:
+                        assert stored.head.hold or copy.hold, f"{stored.definition.id} can go on in both"
+            number += 5
+
+
+# --- compared -------------------------------------------------------------------------------------------------------
+
+
+class Forgetful(InterposedBackend):
+    """Acknowledges everything, and keeps one row less than it was given."""
+
+    def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        return self.inner.commit([self._shortened(write) for write in batch])
+
+    @staticmethod
+    def _shortened(write: Write) -> Write:
+        if isinstance(write, Save) and len(write.boundaries) > 1:
+            return attrs.evolve(write, boundaries=write.boundaries[:-2] + write.boundaries[-1:])
+        return write
+
+
+async def test_a_target_that_does_not_keep_what_it_is_given_is_noticed() -> None:
+    house, source = Household(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        await house.move_in(source)
+        with pytest.raises(StoreError, match="did not arrive"):
+            await copy_store(source, CheckpointStore(Forgetful(MemoryCheckpointStore().backend)))
+        async with source:
+            states = {s.definition.id: s.head.state for s in await source.find(Query())}
+        assert set(states) == house.ids, "the source has everything"
+
+
+async def test_a_copy_that_was_damaged_since_is_noticed_when_the_copy_is_run_again(sqlite: Make) -> None:
+    house, source, target = Household(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        await house.move_in(source)
+        await copy_store(source, target)
+        record = target.backend._records["done"]  # type: ignore[attr-defined]
+        record.boundaries[-1] = attrs.evolve(record.boundaries[-1], data=b"5")
+        with pytest.raises(StoreError, match=r"1 executions are not the same.*'done'"):
+            await copy_store(source, target)
+
+
+# --- what is left behind --------------------------------------------------------------------------------------------
+
+
+async def test_what_a_living_process_runs_is_left_where_it_is() -> None:
+    house, source, target = Household(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Executor(house.registry, store=source) as executor:
+            run = await executor.start("items", 1, id="interrupted")
+            await house.middle.wait()
+            report = await copy_store(source, target)
+            assert list(report.skipped) == ["interrupted"]
+            assert executor.owner in report.skipped["interrupted"]
+            house.go_on.set()
+            assert await run.result() == 15
+
+
+async def test_another_execution_of_the_same_id_is_not_touched() -> None:
+    house, source, target = Household(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        for store, state in ((source, 1), (target, 100)):
+            async with Executor(house.registry, store=store) as executor:
+                await (await executor.start("count", state, id="same")).result()
+        report = await copy_store(source, target)
+        assert list(report.skipped) == ["same"]
+        async with Client(target) as client:
+            assert await client.handle("same").result() == 103
+
+
+async def test_a_store_is_not_copied_to_itself(sqlite: Make) -> None:
+    """Everything would look as if it had arrived, and be left behind."""
+    house = Household()
+    with anyio.fail_after(PATIENCE):
+        await house.move_in(sqlite())
+        with pytest.raises(StoreError, match="same store"):
+            await copy_store(sqlite(), sqlite())
+        async with sqlite() as store:
+            assert {s.head.state for s in await store.find(Query()) if s.definition.id == "queued"} == {"initialized"}
+
+
+async def test_what_was_moved_elsewhere_before_is_told_apart() -> None:
+    house, source = Household(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        await house.move_in(source)
+        await copy_store(source, MemoryCheckpointStore())
+        report = await copy_store(source, MemoryCheckpointStore())
+        assert set(report.skipped) == house.live
+        assert set(report.copied) == house.ids - house.live
+
+
+async def test_one_that_cannot_be_read_does_not_stop_the_others(files: Make, tmp_path: Path) -> None:
+    house, target = Household(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        await house.move_in(files())
+        damaged = [
+            path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.name.startswith("sleeps")
+        ]
+        assert damaged
+        for path in damaged:
+            path.write_bytes(b"\xff" * path.stat().st_size)
+        report = await copy_store(files(), target)
+        assert set(report.copied) == house.ids - {"sleeps"}

@@ -1,0 +1,575 @@
+"""Limits of queues: kept in the store, obeyed by all workers together, and in nobody's way."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from longrun import (
+    ConfigError,
+    ExecutionState,
+    Executor,
+    ExecutorConfig,
+    InvalidIdError,
+    MemoryCheckpointStore,
+    QueueLimit,
+    RegistrationError,
+    ReplicatedCheckpointStore,
+    RetentionPolicy,
+    SQLAlchemyTaskStore,
+    SQLiteCheckpointStore,
+    StepContext,
+    StepRegistry,
+    TaskCheckpointStore,
+    WaitFor,
+    open_store,
+)
+from longrun.client import Client
+from longrun.plan import Planner
+from longrun.queues import Gate, record_id
+from longrun.stored import QUEUE_WORKFLOW, Claim, Query
+from longrun.stores.store import CheckpointStore
+from longrun.testing import ManualClock
+from longrun.worker import Worker
+from tests.crashing import CrashableWorker, crash
+from tests.servers import PostgresServer, Source
+
+PATIENCE = 60.0
+QUICK = ExecutorConfig(heartbeat_interval=0.1, lease_ttl=30.0)
+
+
+class Ledger:
+    """Steps that tell how many of them run at once, and that the test can hold up."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.registry = StepRegistry()
+        self.running: dict[str, int] = {}
+        self.most = 0
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+        self.changed = anyio.Event()
+        self.go = anyio.Event()
+        if not held:
+            self.go.set()
+        self.registry.register("work", self.work)
+        self.registry.register("wait", self.wait)
+        self.registry.register("look", self.look)
+        self.registry.workflow("work", ["work"])
+        self.registry.workflow("look", ["look"])
+        self.registry.workflow("waits", ["wait", "work"])
+
+    async def work(self, ctx: StepContext, state: Any) -> Any:
+        self.begun.append(ctx.execution_id)
+        self.running[ctx.execution_id] = self.running.get(ctx.execution_id, 0) + 1
+        self.most = max(self.most, sum(self.running.values()))
+        self.tell()
+        try:
+            await self.go.wait()
+            await anyio.sleep(0.002)
+        finally:
+            self.running[ctx.execution_id] -= 1
+        self.ended.append(ctx.execution_id)
+        self.tell()
+        return state
+
+    async def wait(self, state: Any) -> WaitFor:
+        return WaitFor("go", state)
+
+    async def look(self, state: Any) -> Any:
+        return state
+
+    def tell(self) -> None:
+        changed, self.changed = self.changed, anyio.Event()
+        changed.set()
+
+    async def until_begun(self, number: int) -> None:
+        while len(self.begun) < number:
+            await self.changed.wait()
+
+
+# --- on every store -------------------------------------------------------------------------------------------------
+
+
+async def keeps_to_its_limit(
+    store: CheckpointStore | str, *, number: int = 40, config: ExecutorConfig = QUICK, **options: Any
+) -> None:
+    """Four workers, forty executions, three at once."""
+
+    def mine() -> CheckpointStore:
+        return store if isinstance(store, CheckpointStore) else open_store(store, **options)
+
+    ledger = Ledger()
+    with anyio.fail_after(PATIENCE):
+        async with Client(mine()) as client:
+            await client.limit_queue("gpu", concurrency=3)
+            runs = [await client.submit("work", n, queue="gpu") for n in range(number)]
+            (default, gpu) = await client.list_queues()
+            assert (default.name, default.limit) == ("default", None)
+            assert (gpu.name, gpu.queued, gpu.running) == ("gpu", number, 0)
+            assert gpu.limit == QueueLimit(concurrency=3)
+            async with anyio.create_task_group() as tasks:
+                workers = [Worker(ledger.registry, store=mine(), config=config) for _ in range(4)]
+                for worker in workers:
+                    tasks.start_soon(_serve, worker, name="worker")
+                for n, run in enumerate(runs):
+                    assert await run.result() == n
+                tasks.cancel_scope.cancel()
+            assert sorted(ledger.ended) == sorted(run.id for run in runs), "each ran once"
+            assert ledger.most == 3
+            assert sum((await client.count()).values()) == number
+            assert (await client.list_queues())[1].running == 0
+
+
+async def _serve(worker: Worker) -> None:
+    async with worker:
+        await anyio.sleep_forever()
+
+
+async def test_four_workers_keep_to_a_limit_in_memory() -> None:
+    await keeps_to_its_limit(MemoryCheckpointStore())
+
+
+async def test_four_workers_keep_to_a_limit_on_files(tmp_path: Path) -> None:
+    await keeps_to_its_limit(f"file:{tmp_path / 'store'}")
+
+
+async def test_four_workers_keep_to_a_limit_on_sqlite(tmp_path: Path) -> None:
+    await keeps_to_its_limit(f"sqlite:///{tmp_path / 'store.db'}")
+
+
+async def test_four_workers_keep_to_a_limit_on_postgres(
+    postgres_server: PostgresServer | Source, postgres_schema: str
+) -> None:
+    assert postgres_server.url is not None
+    await keeps_to_its_limit(postgres_server.url, schema=postgres_schema)
+
+
+async def test_four_workers_keep_to_a_limit_on_redis(redis_url: str, redis_prefix: str) -> None:
+    await keeps_to_its_limit(redis_url, prefix=redis_prefix.rstrip(":"))
+
+
+async def test_four_workers_keep_to_a_limit_on_tasks_of_an_application(tmp_path: Path) -> None:
+    """A store that knows nothing of queues but the contract."""
+    store = TaskCheckpointStore(SQLAlchemyTaskStore(f"sqlite:///{tmp_path / 'tasks.db'}"))
+    await keeps_to_its_limit(store, number=12, config=ExecutorConfig())
+
+
+async def test_four_workers_keep_to_a_limit_on_a_replicated_store(tmp_path: Path) -> None:
+    first, second = (SQLiteCheckpointStore(tmp_path / f"{name}.db") for name in ("a", "b"))
+    await keeps_to_its_limit(ReplicatedCheckpointStore(first, second))
+
+
+# --- what counts ----------------------------------------------------------------------------------------------------
+
+
+async def swept(client: Client) -> None:
+    """The worker has looked at every queue once more: what was submitted to an open one behind it has run."""
+    for _ in range(2):
+        await (await client.submit("look", queue="open")).result()
+
+
+async def test_what_is_parked_takes_no_room_and_waits_for_it_when_it_goes_on() -> None:
+    """With room for one: an execution that waits for a signal lets the next one run, and when its signal comes it waits
+    for that one to end, although it rests in this very worker."""
+    ledger, store = Ledger(held=True), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with (
+            Client(store) as client,
+            Worker(ledger.registry, store=store, limits={"one": QueueLimit(concurrency=1)}) as worker,
+        ):
+            first = await client.submit("waits", "a", id="first", queue="one")
+            await first.wait("waiting")
+            await client.signal("first", "other")  # it does not want this one: it is looked at and rests
+            while "first" not in worker.resting:
+                await swept(client)
+            second = await client.submit("work", "b", id="second", queue="one")
+            await ledger.until_begun(1)
+            await client.signal("first", "go")
+            await swept(client)
+            assert ledger.begun == ["second"]
+            ledger.go.set()
+            assert (await first.result(), await second.result()) == ("a", "b")
+            assert ledger.most == 1
+
+
+async def test_what_is_asked_for_by_name_runs_at_once_and_counts() -> None:
+    """Otherwise a step that starts a child and waits for it could wait for the room that it takes itself."""
+    ledger, store = Ledger(held=True), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with (
+            Client(store) as client,
+            Worker(ledger.registry, store=store, limits={"default": QueueLimit(concurrency=1)}) as worker,
+        ):
+            for name in ("a", "b"):
+                await worker.start("work", id=name)
+            await client.submit("work", id="queued")
+            await ledger.until_begun(2)
+            await swept(client)
+            assert sorted(ledger.begun) == ["a", "b"]
+            ledger.go.set()
+            await client.handle("queued").result()
+
+
+async def test_a_paused_execution_takes_no_room() -> None:
+    ledger, store = Ledger(held=True), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with (
+            Client(store) as client,
+            Worker(ledger.registry, store=store, limits={"one": QueueLimit(concurrency=1)}),
+        ):
+            first = await client.submit("work", id="first", queue="one")
+            await ledger.until_begun(1)
+            await client.pause("first", interrupt=True)
+            second = await client.submit("work", id="second", queue="one")
+            await ledger.until_begun(2)
+            ledger.go.set()
+            await second.result()
+            await client.resume("first")
+            await first.result()
+    assert ledger.begun == ["first", "second", "first"]
+
+
+async def test_the_executions_of_a_dead_worker_take_no_room_and_are_taken_over_within_the_limit() -> None:
+    """Its two are interrupted; the next worker has room for two at once and finishes all of them."""
+    ledger, store = Ledger(held=True), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.limit_queue("two", concurrency=2)
+            runs = [await client.submit("work", n, queue="two") for n in range(6)]
+            async with CrashableWorker(ledger.registry, store=store) as doomed:
+                await ledger.until_begun(2)
+                await crash(doomed)
+            ledger.running.clear()
+            async with Worker(ledger.registry, store=store, config=QUICK) as worker:
+                await ledger.until_begun(4)
+                ledger.go.set()
+                assert [await run.result() for run in runs] == [*range(6)]
+                assert (await worker.auto_resume_all()).skipped == {}
+    assert ledger.most == 2
+
+
+async def test_what_a_dead_worker_had_only_just_claimed_waits_for_room_too() -> None:
+    """It was signalled and claimed; its worker died before it wrote a line, and nothing says that it is due."""
+    ledger, store = Ledger(held=True), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.limit_queue("one", concurrency=1)
+            async with CrashableWorker(ledger.registry, store=store) as doomed:
+                first = await client.submit("waits", "a", id="first", queue="one")
+                await first.wait("waiting")
+                doomed.draining = True  # its sweep takes nothing more
+                await client.signal("first", "go")
+                assert await doomed.sweeper._claim(("first",), frozenset({ExecutionState.WAITING}), frozenset())
+                await crash(doomed)
+            second = await client.submit("work", "b", id="second", queue="one", priority=9)
+            async with Worker(ledger.registry, store=store, config=QUICK):
+                await ledger.until_begun(1)
+                await swept(client)
+                assert len(ledger.begun) == 1
+                ledger.go.set()
+                assert (await first.result(), await second.result()) == ("a", "b")
+    assert ledger.most == 1
+
+
+async def test_a_start_up_pass_leaves_a_limited_queue_to_the_sweep() -> None:
+    ledger, store = Ledger(held=True), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.limit_queue("one", concurrency=1)
+            await client.submit("work", id="left", queue="one")
+            async with CrashableWorker(ledger.registry, store=store) as doomed:
+                await ledger.until_begun(1)
+                await crash(doomed)
+            executor = Executor(ledger.registry, store=store, config=ExecutorConfig(auto_resume=False))
+            executor.takes_work = True
+            async with executor:
+                executor.draining = True  # its sweep takes nothing while the report is made
+                report = await executor.sweeper.resume_all()
+                assert report.skipped == {"left": "its queue 'one' is limited: it is taken up when there is room"}
+                executor.draining = False
+                executor.stir()
+                ledger.go.set()
+                await client.handle("left").result()
+
+
+async def test_a_holder_that_died_behind_the_gate_keeps_nobody_out() -> None:
+    """I4: its record is free as its executions are."""
+    ledger, store = Ledger(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.limit_queue("one", concurrency=1)
+            async with CrashableWorker(ledger.registry, store=store) as doomed:
+                assert await doomed.sweeper.gates._enter("one") is not None
+                await crash(doomed)
+            run = await client.submit("work", "x", queue="one")
+            async with Worker(ledger.registry, store=store, config=QUICK):
+                assert await run.result() == "x"
+            await client.limit_queue("one", concurrency=2)
+
+
+async def test_a_holder_that_was_passed_over_gives_back_what_it_took() -> None:
+    """I3: it was stopped behind the gate and another one went in; what it claims on waking it does not run."""
+    ledger, store = Ledger(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.limit_queue("one", concurrency=1)
+            async with Worker(ledger.registry, store=store, queues=["none"]) as stopped:
+                await client.submit("work", id="x", queue="one")
+                gates = stopped.sweeper.gates
+                record = await gates._enter("one")
+                assert record is not None
+                stored = (await store.find(Query(workflows=frozenset({QUEUE_WORKFLOW}), queue="one")))[0]
+                assert stored.head.owner == stopped.owner
+                async with Client(store) as thief:  # it sees a dead owner where the store says so
+                    thief.sweeper.gates._alive = _nobody  # type: ignore[method-assign]
+                    taken = await thief.sweeper.gates._enter("one")
+                    assert taken is not None
+                    claim = _claim_of(stopped)
+                    assert await gates._take_within(record, claim) == 0
+                    assert not stopped.runners
+                    assert (await store.load("x")).head.owner is None
+                    assert await thief.sweeper.gates._leave(taken, Gate.full(None, 0.0))
+    assert ledger.begun == []
+
+
+async def _nobody() -> frozenset[str]:
+    return frozenset()
+
+
+def _claim_of(worker: Worker) -> Claim:
+    return Claim(
+        owner=worker.owner,
+        now=worker.clock.now(),
+        states=worker.sweeper.states,
+        workflows=worker.known_workflows(),
+        queues=frozenset({"one"}),
+        limit=5,
+    )
+
+
+# --- changes --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_limit_that_goes_lets_go_what_waited_for_it() -> None:
+    ledger, store = Ledger(held=True), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        limits = {"gpu": QueueLimit(concurrency=0)}
+        async with Client(store) as client, Worker(ledger.registry, store=store, limits=limits):
+            runs = [await client.submit("work", n, queue="gpu") for n in range(5)]
+            await swept(client)
+            assert ledger.begun == []
+            await client.limit_queue("gpu", concurrency=2)
+            await ledger.until_begun(2)
+            await client.limit_queue("gpu")
+            await ledger.until_begun(5)
+            ledger.go.set()
+            assert [await run.result() for run in runs] == [*range(5)]
+            assert [queue.limit for queue in await client.list_queues()] == [None] * 3
+
+
+async def test_a_running_worker_sees_a_new_limit_soon() -> None:
+    """The records are read again after a second at the latest, without anything else happening."""
+    ledger, store = Ledger(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client, Worker(ledger.registry, store=store) as worker:
+            await swept(client)
+            await client.limit_queue("gpu", concurrency=1)
+            while not worker.sweeper.gates.limits("gpu"):
+                await swept(client)
+
+
+async def test_a_worker_of_all_queues_finds_those_that_come_later() -> None:
+    """While one queue is limited, the others are asked for by name: a new name must not be left out."""
+    ledger, store = Ledger(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            early = await client.submit("work", "early", queue="early")
+            async with Worker(ledger.registry, store=store, limits={"gpu": QueueLimit(concurrency=0)}):
+                await client.submit("work", id="never", queue="gpu")
+                assert await early.result() == "early"
+                assert await (await client.submit("work", "late", queue="späte Queue / 1")).result() == "late"
+                assert await (await client.submit("work", "plain")).result() == "plain"
+            assert (await client.get("never")).state == "initialized"
+
+
+async def test_a_queue_that_was_stored_without_its_name_is_noted_with_the_first_limit() -> None:
+    ledger, store = Ledger(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            client.sweeper.gates._noted.add("quiet")
+            run = await client.submit("work", 1, queue="quiet")
+            assert [queue.name for queue in await client.list_queues()] == ["default"]
+            client.sweeper.gates._noted.discard("quiet")
+            await client.limit_queue("gpu", concurrency=1)
+            assert [queue.name for queue in await client.list_queues()] == ["default", "gpu", "quiet"]
+            async with Worker(ledger.registry, store=store):
+                assert await run.result() == 1
+
+
+async def test_a_worker_of_named_queues_is_limited_in_them_alone() -> None:
+    ledger, store = Ledger(held=True), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        limits = {"a": QueueLimit(concurrency=1), "b": QueueLimit(concurrency=1)}
+        async with Client(store) as client, Worker(ledger.registry, store=store, queues=["b", "c"], limits=limits):
+            for queue in ("a", "b", "b", "c", "c"):
+                await client.submit("work", queue=queue, id=f"{queue}-{len(await client.list())}")
+            await ledger.until_begun(3)
+            assert sorted(id[0] for id in ledger.begun) == ["b", "c", "c"]
+            ledger.go.set()
+            await ledger.until_begun(4)
+
+
+# --- the rate -------------------------------------------------------------------------------------------------------
+
+
+async def test_so_many_begin_in_a_period_by_the_clock() -> None:
+    """Two at once, then one every five seconds; what has begun is not held up by the rate again."""
+    clock = ManualClock()
+    store, ledger = MemoryCheckpointStore(clock=clock), Ledger()
+    with anyio.fail_after(PATIENCE):
+        limits = {"mail": QueueLimit(rate=2, per=10.0)}
+        worker = Worker(ledger.registry, store=store, clock=clock, limits=limits)
+        async with Client(store, clock=clock) as client, worker:
+            for n in range(5):
+                await client.submit("work", n, queue="mail", id=f"mail-{n}")
+            for begun in (2, 3, 4, 5):
+                await ledger.until_begun(begun)
+                await swept(client)
+                assert len(ledger.begun) == begun
+                clock.advance(4.5)
+                await swept(client)
+                assert len(ledger.begun) == begun, "the next token has not come"
+                clock.advance(0.5)
+            first = [f"mail-{n}" for n in range(2)]
+            assert (sorted(ledger.begun[:2]), ledger.begun[2:]) == (first, ["mail-2", "mail-3", "mail-4"])
+
+
+async def test_a_rate_does_not_hold_up_what_has_begun() -> None:
+    clock = ManualClock()
+    store, ledger = MemoryCheckpointStore(clock=clock), Ledger()
+    with anyio.fail_after(PATIENCE):
+        limits = {"mail": QueueLimit(rate=1, per=timedelta(hours=1))}
+        worker = Worker(ledger.registry, store=store, clock=clock, limits=limits)
+        async with Client(store, clock=clock) as client, worker:
+            run = await client.submit("waits", "x", queue="mail")
+            await run.wait("waiting")
+            await client.submit("work", queue="mail", id="next")
+            await client.signal(run.id, "go")
+            assert await run.result() == "x"
+            assert (await client.get("next")).state == "initialized"
+
+
+def test_a_bucket_fills_and_does_not_stall_when_the_clock_is_put_back() -> None:
+    """I12: clocks only decide when to try."""
+    gate = Gate.full(QueueLimit(rate=10, per=60), now=1000.0)
+    assert gate.starts(1000.0) == 10
+    empty = Gate(limit=gate.limit, tokens=0.0, at=1000.0)
+    assert (empty.starts(1005.0), empty.starts(1006.0), empty.starts(1060.0), empty.starts(9000.0)) == (0, 1, 10, 10)
+    assert empty.next_start(1000.0) == 1006.0
+    assert empty.starts(990.0) == 0, "another worker's clock is ahead"
+    assert empty.next_start(990.0) == 1006.0
+    put_back = empty.refilled(100.0)
+    assert put_back.at == 100.0
+    assert put_back.starts(106.0) == 1
+    slow = Gate(limit=QueueLimit(rate=0.5), tokens=0.0, at=0.0)
+    assert (slow.starts(1.9), slow.starts(2.0), slow.starts(100.0)) == (0, 1, 1)
+
+
+def test_a_changed_rate_gives_no_tokens_back() -> None:
+    used = Gate(limit=QueueLimit(rate=10), tokens=0.0, at=50.0, granted=(("x", 1, 2),))
+    assert used.limited(QueueLimit(rate=5), 50.0).tokens == 0.0
+    assert used.limited(QueueLimit(concurrency=5), 50.0).granted == (("x", 1, 2),)
+    assert used.limited(None, 50.0).limited(QueueLimit(rate=5), 50.0).tokens == 5.0
+    assert Gate.from_text(used.to_text()) == used
+
+
+# --- nobody sees the records ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "file", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
+    urls = {"memory": "memory:", "file": f"file:{tmp_path / 'store'}", "sqlite": f"sqlite:///{tmp_path / 'store.db'}"}
+    return open_store(urls[request.param])
+
+
+async def test_the_records_of_queues_are_no_executions(store: CheckpointStore) -> None:
+    """Not listed, counted, planned, resumed, collected or reached by id, and last in no page."""
+    ledger = Ledger()
+    async with Client(store) as client:
+        for n in range(5):
+            await client.limit_queue(f"q{n}", concurrency=1)
+        for n in range(3):
+            await client.submit("work", id=f"x{n}", queue=f"q{n}")
+        assert [one.id for one in await client.list()] == ["x2", "x1", "x0"]
+        assert [one.id for one in await client.list(limit=2, after="x2")] == ["x1", "x0"]
+        assert await client.list(limit=2, after="x0") == []
+        assert await client.list("paused") == []
+        assert await client.list(queue="q4") == []
+        assert await client.count() == {"initialized": 3}
+        assert [plan.id async for plan in Planner(store, ledger.registry).all()] == ["x2", "x1", "x0"]
+        assert await store.gc(RetentionPolicy(max_age=0.0), client.clock.now() + 1e6) == 0
+        with pytest.raises(InvalidIdError):
+            await client.get(record_id("q0"))
+        assert len(await client.list_queues()) == 6
+
+
+async def test_nobody_can_take_the_name_of_the_records() -> None:
+    registry = StepRegistry()
+    registry.register("work", Ledger().work)
+    with pytest.raises(RegistrationError):
+        registry.workflow(QUEUE_WORKFLOW, ["work"])
+    async with Client("memory:") as client:
+        with pytest.raises(ConfigError):
+            await client.submit(QUEUE_WORKFLOW)
+
+
+async def test_a_record_that_cannot_be_read_closes_its_queue_and_no_other() -> None:
+    ledger, store = Ledger(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.limit_queue("broken", concurrency=1)
+            store.backend._records[record_id("broken")].head.note = "{"  # type: ignore[attr-defined]
+            waits = await client.submit("work", 1, queue="broken")
+            async with Worker(ledger.registry, store=store):
+                await (await client.submit("work", 2)).result()
+                assert (await client.get(waits.id)).state == "initialized"
+                await client.limit_queue("broken", concurrency=1)
+                assert await waits.result() == 1
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {},
+        {"concurrency": -1},
+        {"concurrency": 1.5},
+        {"concurrency": True},
+        {"rate": 0},
+        {"rate": float("nan")},
+        {"rate": "10/60s"},
+        {"rate": 1, "per": 0},
+        {"rate": 1, "per": -5.0},
+        {"rate": 1, "per": "1m"},
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        QueueLimit(**bad)
+
+
+async def test_bad_names_and_limits_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        Worker(StepRegistry(), store="memory:", limits={"": QueueLimit(concurrency=1)})
+    with pytest.raises(ConfigError):
+        Worker(StepRegistry(), store="memory:", limits={"gpu": 3})  # type: ignore[dict-item]
+    async with Client("memory:") as client:
+        for name in ("", "a\nb", 5):
+            with pytest.raises(ConfigError):
+                await client.limit_queue(name, concurrency=1)  # type: ignore[arg-type]
