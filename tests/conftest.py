@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,10 +206,9 @@ def nothing_left_running() -> Iterator[None]:
     threads, children = set(_library_threads()), set(_children())
     yield
     deadline = time.monotonic() + LEAK_PATIENCE
-    for thread in _library_threads():
-        if thread not in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-    left = [f"thread {thread.name}" for thread in _library_threads() if thread not in threads]
+    while (new := [thread for thread in _library_threads() if thread not in threads]) and time.monotonic() < deadline:
+        new[0].join(max(0.0, deadline - time.monotonic()))  # one that ends may be followed by another: look again
+    left = [f"thread {thread.name}{_where(thread)}" for thread in new]
     left += [f"process {pid}: {_command_line(pid)}" for pid in outlasting(set(_children()) - children, deadline)]
     if left:
         pytest.fail("left running: " + ", ".join(left), pytrace=False)
@@ -215,6 +216,11 @@ def nothing_left_running() -> Iterator[None]:
 
 def _library_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("longrun-")]
+
+
+def _where(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "" if frame is None else "\n" + "".join(traceback.format_stack(frame))
 
 
 def _children() -> list[int]:
