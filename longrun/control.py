@@ -6,7 +6,7 @@ write that takes them, so that a request is either still waiting or already true
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from longrun import codec
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 State = ExecutionState
 STOPPED = frozenset({State.PAUSED, State.BLOCKED, State.FAILED})
 """States that a resume or a retry ends, and in which the state can be replaced."""
+
+
+BY_WORD = 1 << 62
+"""Orders numbered from here on came by word of mouth: no store has them, and none has to let them go."""
 
 
 def was_waiting(head: Head) -> bool:
@@ -44,8 +48,13 @@ def goes_on_anyway(orders: list[Message]) -> bool:
 
 
 def orders_in(messages: Mapping[int, Message]) -> list[Message]:
-    """The control messages, in the order in which they were sent."""
-    return [messages[number] for number in sorted(messages) if messages[number].kind != "signal"]
+    """The control messages, in the order in which they came."""
+    return [message for message in messages.values() if message.kind != "signal"]
+
+
+def stored_numbers(orders: Iterable[Message]) -> tuple[int, ...]:
+    """What a store must let go when these have been obeyed."""
+    return tuple([message.id for message in orders if message.id < BY_WORD])
 
 
 class Obedience:
@@ -58,7 +67,7 @@ class Obedience:
 
     async def obey(self, orders: list[Message]) -> bool:
         """Do what the messages ask, in one write that takes them; False if the execution stops here."""
-        take = tuple(message.id for message in orders)
+        take = stored_numbers(orders)
         if self._book.head.state is State.FAILED:
             orders = _from_retry_on(orders)
         if not orders:

@@ -1,8 +1,9 @@
 """Control from anywhere: durable requests, and waiting for their effect.
 
-Place in the life of an execution: beside it. A request is stored first; then whoever owns the execution obeys it, and
-if nobody alive does, this program claims the execution and obeys it itself. `Executor` and `Client` are both control
-rooms; they differ in what they do with an execution they have claimed.
+Place in the life of an execution: beside it. What runs in this program is told so, and mostly obeys at once: one
+write. Any other request is stored first; then whoever owns the execution obeys it, and if nobody alive does, this
+program claims the execution and obeys it itself. `Executor` and `Client` are both control rooms; they differ in what
+they do with an execution they have claimed.
 """
 
 from __future__ import annotations
@@ -102,10 +103,8 @@ class ControlRoom(Desk, abc.ABC):
         """End it now, for good. With `children`, everything it started too."""
         if reason is not None and not isinstance(reason, str):
             raise ConfigError("reason", reason, "give a string or None")
-        loaded = await self.store.load(check_id(id))
         try:
-            if loaded.head.state is not State.CANCELLED:
-                await self._request(id, "cancel", UNFINISHED, options={"reason": reason}, timeout=timeout)
+            await self._request(id, "cancel", UNFINISHED, options={"reason": reason}, timeout=timeout)
         finally:  # after the parent, which could start more of them; also if it has ended in its own way
             if children:
                 await self._cancel_children(id, reason, timeout)
@@ -161,11 +160,15 @@ class ControlRoom(Desk, abc.ABC):
         payload: bytes | None = None,
         timeout: float | None = None,
     ) -> None:
-        loaded = await self.store.load(check_id(id))
+        message = Message(kind=kind, options=options or {}, payload=payload, sent=self.clock.now())
+        if await self.obeyed_at_once(check_id(id), message, allowed, timeout):
+            return
+        loaded = await self.store.load(id)
+        if kind == "cancel" and loaded.head.state is State.CANCELLED:
+            return
         if loaded.head.state not in allowed:
             hint = "use retry" if loaded.head.state is State.FAILED and kind == "resume" else ""
             raise InvalidStateError(id, loaded.head.state, kind, hint)
-        message = Message(kind=kind, options=options or {}, payload=payload, sent=self.clock.now())
         message = attrs.evolve(message, id=await self.store.send(id, message, limit=SIGNAL_LIMIT * 2))
         if kind == "pause" and inside.get() == id and not message.options.get("interrupt"):
             await self.deliver(id)  # its own step asks: it takes effect when the step comes to a point
@@ -239,6 +242,12 @@ class ControlRoom(Desk, abc.ABC):
 
     async def deliver(self, id: str) -> None:
         """Hand the messages of an execution to its runner, if it runs here."""
+
+    async def obeyed_at_once(
+        self, id: str, order: Message, allowed: frozenset[ExecutionState], timeout: float | None
+    ) -> bool:
+        """Tell a runner of this program, without a stored request; False if there is none, or it does not obey soon."""
+        return False
 
     async def obeyed_here(self, id: str, message: Message) -> bool:
         """Wait for a request to be obeyed by a runner of this program; False if none runs it, or it ends without."""

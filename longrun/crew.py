@@ -19,7 +19,7 @@ from longrun.attempt import Engine, LoopEngine, ThreadEngine
 from longrun.book import MISSING, Book
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.control import Obedience
-from longrun.control_room import Ended, refuse_inside
+from longrun.control_room import Ended, inside, refuse_inside
 from longrun.errors import ConfigError, LeaseLostError, LongrunError
 from longrun.events import EventType, ExecutionEvent, Listener
 from longrun.lease import LeaseKeeper
@@ -42,6 +42,8 @@ SOON = 1.0
 """A drain that takes longer is worth a line in the log."""
 LAST_WORDS = 5.0
 """How long a step may take to unwind after it was cancelled before it is reported."""
+AT_ONCE = 0.05
+"""How long an order waits for the next point of a step before it is stored: it must survive a crash in the meantime."""
 RESTING = frozenset({State.PAUSED, State.WAITING, State.INITIALIZED})
 
 
@@ -470,6 +472,17 @@ class Crew(Starting):
         if message.kind != "signal":
             return True
         return head.state is State.WAITING and message.name == head.signal
+
+    async def obeyed_at_once(
+        self, id: str, order: Message, allowed: frozenset[ExecutionState], timeout: float | None
+    ) -> bool:
+        runner = self.runners.get(id)
+        if runner is None or runner.head.state not in allowed or inside.get() == id:
+            return False
+        number = runner.tell(order)
+        with anyio.move_on_after(AT_ONCE if timeout is None else min(timeout, AT_ONCE)):
+            return await runner.obeyed(number)
+        return False if runner.withdraw(number) else await runner.obeyed(number)
 
     async def obeyed_here(self, id: str, message: Message) -> bool:
         runner = self.runners.get(id)

@@ -6,16 +6,27 @@ for it, with the fence of its claim. It is a task while steps run; parked and pa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
+import attrs
 
 from longrun import codec
 from longrun.attempt import Attempt, Outcome
 from longrun.book import MISSING, Book
-from longrun.control import Obedience, cancelling, goes_on_anyway, orders_in, stops_at_once, was_waiting
+from longrun.control import (
+    BY_WORD,
+    Obedience,
+    cancelling,
+    goes_on_anyway,
+    orders_in,
+    stops_at_once,
+    stored_numbers,
+    was_waiting,
+)
 from longrun.control_room import inside
 from longrun.course import Course
 from longrun.errors import CodecError, LeaseLostError, LongrunError, RegistrationError, StepError, UnknownStepError
@@ -34,6 +45,7 @@ if TYPE_CHECKING:
 State = ExecutionState
 LAST_WORDS = 2.0
 """How long an execution whose task is cancelled from outside tries to write that it is free."""
+_words = itertools.count(BY_WORD)
 DELAYS = RetryPolicy()
 """The delays of a step without a policy of its own."""
 
@@ -59,6 +71,7 @@ class Runner:
         self.taken: set[int] = set()
         """Messages that this runner has obeyed or consumed, durably."""
         self._waved: set[int] = set()
+        self._obeying: tuple[int, ...] = ()
         self.ended = Bell()
         self._changed = Bell()
         self._controls_only = controls_only
@@ -97,17 +110,30 @@ class Runner:
                 self.interrupt()
         self._wake.set()
 
+    def tell(self, order: Message) -> int:
+        """Take an order by word of mouth, from this program itself; its number, to ask with whether it was obeyed."""
+        number = next(_words)
+        self.deliver([attrs.evolve(order, id=number)])
+        return number
+
+    def withdraw(self, number: int) -> bool:
+        """Take back what was told; False if it is too late."""
+        return number not in self._obeying and self.inbox.pop(number, None) is not None
+
     def _wave_through(self, orders: list[Message]) -> None:
         """Take what changes nothing, without troubling the step in flight."""
-        numbers = tuple(message.id for message in orders if message.id not in self._waved)
+        new = [message for message in orders if message.id not in self._waved]
+        numbers = tuple([message.id for message in new])
         self._waved.update(numbers)
 
         def taken(error: object) -> None:
             if error is None:
                 self._have_taken(numbers)
 
-        if numbers:
-            self.book.take(numbers, taken)
+        if stored := stored_numbers(new):
+            self.book.take(stored, taken)
+        else:
+            taken(None)
 
     def _have_taken(self, numbers: tuple[int, ...]) -> None:
         for number in numbers:
@@ -311,8 +337,9 @@ class Runner:
         orders = orders_in(self.inbox)
         if not orders:
             return True
+        self._obeying = tuple([message.id for message in orders])
         goes_on = await self._obedience.obey(orders)
-        self._have_taken(tuple(message.id for message in orders))
+        self._have_taken(self._obeying)
         return goes_on
 
     async def nudged(self) -> None:

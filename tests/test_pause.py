@@ -20,7 +20,7 @@ from longrun import (
     StepRegistry,
     WaitFor,
 )
-from longrun.testing import ManualClock
+from longrun.testing import FaultyStore, ManualClock
 from tests.crashing import CrashableExecutor, crash
 
 
@@ -119,6 +119,30 @@ async def test_interrupt_cancels_the_step_in_flight_at_once(registry, store, gat
         await run.resume()
         assert await run.result() == ["after"]
     assert gate.calls == 2
+
+
+@pytest.mark.parametrize("order", ["pause", "cancel"])
+async def test_what_runs_here_is_stopped_with_one_write_and_no_stored_request(registry, gate, order):
+    store = FaultyStore(MemoryCheckpointStore())
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work", ["x"])
+        await gate.begun.wait()
+        before = store.calls["commit"], store.calls["messages"]
+        await (run.pause(interrupt=True) if order == "pause" else run.cancel())
+        assert (store.calls["commit"], store.calls["messages"]) == (before[0] + 1, before[1])
+
+
+async def test_a_pause_that_the_step_does_not_come_to_soon_is_stored_and_survives_a_crash(registry, store, gate):
+    async with CrashableExecutor(registry, store=store) as dying:
+        run = await dying.start("work", ["x"])
+        await gate.begun.wait()
+        with pytest.raises(TimeoutError):
+            await run.pause(hold=True, timeout=0.001)
+        await crash(dying)
+    async with Executor(registry, store=store) as executor:
+        await (await executor.handle(run.id)).wait("paused")
+        assert (await executor.get(run.id)).hold
+    assert gate.calls == 1
 
 
 async def test_resume_can_replace_the_state_and_the_old_checkpoint_stays(registry, store, gate):
