@@ -52,6 +52,14 @@ class Host(Protocol):
     thread: int
     """The event loop it runs in, and that loop's thread."""
 
+    @property
+    def ledger(self) -> Ledger:
+        """The progress inside the step, of this visit."""
+
+    @property
+    def noted(self) -> bool:
+        """Whether there is any."""
+
     def step_info(self, step: Step) -> StepInfo:
         """Where the step is."""
 
@@ -103,13 +111,17 @@ class Attempt:
     _show_at = 0.0
     _stored: Progress | None = None
 
-    def __init__(self, host: Host, step: Step, scope: anyio.CancelScope, ledger: Ledger, threads: StepThreads) -> None:
+    def __init__(self, host: Host, step: Step, scope: anyio.CancelScope, threads: StepThreads) -> None:
         """`scope` is entered already, and serves one attempt after the other until one of them has cancelled it."""
-        self.step, self.ledger = step, ledger
+        self.step = step
         self._host = host
         self._threads = threads
         self._scope = scope
         self.save_at = time.monotonic() + host.checkpoint_interval
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._host.ledger
 
     @property
     def info(self) -> StepInfo:
@@ -138,7 +150,7 @@ class Attempt:
         self._over = "it was stopped" if self._stopped else "it has ended"
         if self._deadline is not None:
             self._scope.deadline = math.inf
-        if self.ledger.used:
+        if self._host.noted:
             self._progress, self._source = self.progress, None
             self.ledger.forget_groups()
 

@@ -48,18 +48,18 @@ class Book:
         self.steps = self.definition.steps
         self.head = loaded.head
         self._values = {name: getattr(loaded.head, name) for name in HEAD_FIELDS}
-        self.ledger = Ledger(loaded.entries)
+        self._ledger = Ledger(loaded.entries) if loaded.entries else None
         self._loop, self._bus = executor.loop, executor.bus
         self.outbox = Outbox(executor, self.id, executor.loop, self._tell)
         self.progress: Progress | None = None
         self._value = value
         self._boundary = loaded.boundary
-        self._blobs = dict(loaded.blobs)
+        self._blobs = loaded.blobs
         self._snapshots = Snapshots(executor.config.retention.history)
         self._snapshots.restore(loaded.boundary.data or b"null", loaded.blobs, loaded.kept)
         self._unsaved: list[Boundary] = []
-        self._unsaved_blobs: dict[str, bytes] = {}
-        self._events: list[Event] = []
+        self._unsaved_blobs: Mapping[str, bytes] = EMPTY
+        self._events: tuple[Event, ...] = ()
         self._clear = False
         self._saved_at = self._clock.monotonic()
         self.on_progress: Callable[[], object] | None = None
@@ -86,8 +86,20 @@ class Book:
         return self._boundary.name
 
     @property
+    def ledger(self) -> Ledger:
+        """The progress inside the step in flight. Most steps note none: it is made when it is first asked for."""
+        if self._ledger is None:
+            self._ledger = Ledger()
+        return self._ledger
+
+    @property
+    def noted(self) -> bool:
+        """Whether anything was noted in the ledger."""
+        return self._ledger is not None and self._ledger.used
+
+    @property
     def unsaved(self) -> bool:
-        return bool(self._unsaved) or self.ledger.dirty
+        return bool(self._unsaved) or (self._ledger is not None and self._ledger.dirty)
 
     def type_of(self, index: int, otherwise: Any = Any) -> Any:
         """The annotation of the state that a step receives; `otherwise` if there is none, or none is known here."""
@@ -180,17 +192,16 @@ class Book:
             if snapshot.names or self._blobs:
                 known = self._blobs
                 self._blobs = {name: known[name] for name in snapshot.names if name in known} | dict(snapshot.new)
-                self._unsaved_blobs.update(snapshot.new)
+                self._unsaved_blobs = {**self._unsaved_blobs, **snapshot.new}
         if boundary.visit != self.head.visit:
-            if self.ledger.used:
-                self._clear = self._clear or self.ledger.stored
-                self.ledger = Ledger()
+            if self._ledger is not None and self._ledger.used:
+                self._clear = self._clear or self._ledger.stored
+                self._ledger = None
             self.progress = None
         self._unsaved.append(boundary)
         if self._bus.active:
             data = {"seq": boundary.seq, "kind": boundary.kind}
-            self._events.append((EventType.CHECKPOINTED, {"step": boundary.name, "data": data}))
-            self._events += events
+            self._events += ((EventType.CHECKPOINTED, {"step": boundary.name, "data": data}), *events)
         changes["seq"] = boundary.seq
         changes["updated"] = boundary.ended
 
@@ -214,7 +225,7 @@ class Book:
     def write(self, changes: dict[str, Any], take: tuple[int, ...] = ()) -> Waiter:
         """Hand over `changes` and everything gathered so far; the waiter gets None, or why it never will be durable."""
         waiter = self._loop.waiter()
-        self._hand_over(changes, take, waiter.set)
+        self._hand_over(changes, take, waiter)
         return waiter
 
     def submit(self, done: Callable[[Any], object]) -> None:
@@ -229,7 +240,7 @@ class Book:
         if "updated" not in changes:
             changes["updated"] = self._clock.now()
         save = self._build(changes, take)
-        told, self._events = self._events, []
+        told, self._events = self._events, ()
         self.outbox.push(save, told, done)
 
     async def save_progress(self) -> None:
@@ -242,7 +253,8 @@ class Book:
                 raise error
 
     def _build(self, changes: dict[str, Any], take: tuple[int, ...]) -> Save:
-        put, drop = self.ledger.collect() if self.ledger.used else NOTHING
+        ledger = self._ledger
+        put, drop = ledger.collect() if ledger is not None and ledger.used else NOTHING
         head = self._next(changes, self.head.revision + 1)
         clear, self._clear = self._clear, False
         boundaries, blobs = self._gathered()
@@ -268,14 +280,11 @@ class Book:
 
     def _gathered(self) -> tuple[tuple[Boundary, ...], Mapping[str, bytes]]:
         """The boundaries not written yet; of those that were coalesced, only the last keeps its state."""
-        boundaries, blobs = self._unsaved, self._unsaved_blobs
-        if not boundaries:
-            return (), EMPTY
-        self._unsaved = []
-        if blobs:
-            self._unsaved_blobs = {}
-        if len(boundaries) == 1:
-            return (boundaries[0],), blobs or EMPTY
+        boundaries, blobs = tuple(self._unsaved), self._unsaved_blobs
+        self._unsaved.clear()
+        self._unsaved_blobs = EMPTY
+        if len(boundaries) < 2:
+            return boundaries, blobs
         newest = max((n for n, b in enumerate(boundaries) if b.data is not None), default=-1)
         stripped = [
             b if n == newest or b.data is None else attrs.evolve(b, data=None, blobs=())
@@ -285,7 +294,7 @@ class Book:
 
     # events
 
-    def _tell(self, save: Save, events: list[Event]) -> None:
+    def _tell(self, save: Save, events: tuple[Event, ...]) -> None:
         if self.on_progress is not None and save.head.crashes == 0:
             self.on_progress()
         if not save.boundaries and (save.put or save.drop) and self._bus.active:
@@ -296,7 +305,7 @@ class Book:
     def tell_in_order(self, kind: EventType, **fields: Any) -> None:
         """Tell something that needs no write of its own: at once, or behind what still has to become durable."""
         if self._events:
-            self._events.append((kind, {"step": self.step_name, **fields}))
+            self._events += ((kind, {"step": self.step_name, **fields}),)
         else:
             self.emit(kind, **fields)
 

@@ -6,13 +6,14 @@ write that takes them, so that a request is either still waiting or already true
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from longrun import codec
 from longrun.book import Book
 from longrun.errors import CodecError
 from longrun.events import EventType
+from longrun.inbox import stored_numbers
 from longrun.records import ExecutionState
 from longrun.stored import Head, Message
 
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 State = ExecutionState
 STOPPED = frozenset({State.PAUSED, State.BLOCKED, State.FAILED})
 """States that a resume or a retry ends, and in which the state can be replaced."""
-
-
-BY_WORD = 1 << 62
-"""Orders numbered from here on came by word of mouth: no store has them, and none has to let them go."""
 
 
 def was_waiting(head: Head) -> bool:
@@ -50,11 +47,6 @@ def goes_on_anyway(orders: list[Message]) -> bool:
 def orders_in(messages: Mapping[int, Message]) -> list[Message]:
     """The control messages, in the order in which they came."""
     return [message for message in messages.values() if message.kind != "signal"]
-
-
-def stored_numbers(orders: Iterable[Message]) -> tuple[int, ...]:
-    """What a store must let go when these have been obeyed."""
-    return tuple([message.id for message in orders if message.id < BY_WORD])
 
 
 class Obedience:

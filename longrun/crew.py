@@ -482,7 +482,7 @@ class Crew(Starting):
         number = runner.tell(order)
         with anyio.move_on_after(AT_ONCE if timeout is None else min(timeout, AT_ONCE)):
             return await runner.obeyed(number)
-        return False if runner.withdraw(number) else await runner.obeyed(number)
+        return False if runner.inbox.withdraw(number) else await runner.obeyed(number)
 
     async def obeyed_here(self, id: str, message: Message) -> bool:
         runner = self.runners.get(id)

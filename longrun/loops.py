@@ -14,9 +14,9 @@ import anyio
 
 
 class Waiter(Protocol):
-    """Somebody who waits in a loop for one answer: it is set, and awaited, in that loop."""
+    """Somebody who waits in a loop for one answer: called with it, and awaited, in that loop."""
 
-    def set(self, answer: Any) -> None: ...
+    def __call__(self, answer: Any) -> None: ...
 
     def __await__(self) -> Generator[Any, Any, Any]: ...
 
@@ -33,7 +33,7 @@ class Loop(Protocol):
 class _AsyncioWaiter(asyncio.Future[Any]):
     """A future itself: there is one for every write, and nothing that is between them is free."""
 
-    def set(self, answer: Any) -> None:
+    def __call__(self, answer: Any) -> None:
         if not self.done():
             self.set_result(answer)
 
@@ -62,7 +62,7 @@ class _TrioWaiter:
         self._event = trio.Event()
         self._answer: Any = None
 
-    def set(self, answer: Any) -> None:
+    def __call__(self, answer: Any) -> None:
         if not self._event.is_set():
             self._answer = answer
             self._event.set()
@@ -122,6 +122,10 @@ class Bell:
                 self._event.set()
         await self._event.wait()
 
+
+RUNG = Bell()
+"""For those whom nobody has waited for yet."""
+RUNG.set()
 
 _here = threading.local()
 

@@ -7,7 +7,6 @@ applied although its answer was lost is recognised by its revision. Nothing is a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,7 +44,7 @@ class Outbox:
         self._loop = loop
         self._id = execution_id
         self._tell = tell
-        self._pending: deque[tuple[Save, Any, Done]] = deque()
+        self._pending: list[tuple[Save, Any, Done]] = []
         self._flying = 0
         self._failure: LongrunError | None = None
         self._tries = 0
@@ -76,7 +75,7 @@ class Outbox:
 
         def both(error: LongrunError | None) -> None:
             done(error)
-            waiter.set(error)
+            waiter(error)
 
         self._pending[-1] = (save, told, both)
         return waiter
@@ -94,7 +93,7 @@ class Outbox:
             return
         if error is None and self._failure is None:
             self._tries = 0
-            save, told, done = self._pending.popleft()
+            save, told, done = self._pending.pop(0)
             self._tell(save, told)
             done(None)
         elif error is None or isinstance(error, StoreUnavailableError):
@@ -120,6 +119,6 @@ class Outbox:
     def give_up(self, error: LongrunError) -> None:
         """Nothing more can be written: tell everybody who waits."""
         self.lost = self.lost or error
-        pending, self._pending = self._pending, deque()
+        pending, self._pending = self._pending, []
         for _, _, done in pending:
             done(error)

@@ -98,17 +98,17 @@ class Step:
     @property
     def state_type(self) -> Any:
         """The annotation of the state it receives."""
-        return self._type("state")
+        return (self._types or self._resolved())["state"]
 
     @property
     def result_type(self) -> Any:
         """The annotation of the state it returns, directives left out."""
-        return self._type("result")
+        return (self._types or self._resolved())["result"]
 
-    def _type(self, which: str) -> Any:
-        if not self._types:  # on first use: a forward reference may name a class defined below the step
-            self._types.update(_resolve(self.name, self.function, self.takes_context))
-        return self._types[which]
+    def _resolved(self) -> dict[str, Any]:
+        """On first use: a forward reference may name a class defined below the step."""
+        self._types.update(_resolve(self.name, self.function, self.takes_context))
+        return self._types
 
 
 @frozen(eq=False)

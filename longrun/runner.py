@@ -6,32 +6,23 @@ for it, with the fence of its claim. It is a task while steps run; parked and pa
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
-import attrs
 
 from longrun import codec
 from longrun.attempt import Attempt, Outcome
 from longrun.book import MISSING, Book
-from longrun.control import (
-    BY_WORD,
-    Obedience,
-    cancelling,
-    goes_on_anyway,
-    orders_in,
-    stops_at_once,
-    stored_numbers,
-    was_waiting,
-)
+from longrun.control import Obedience, cancelling, goes_on_anyway, orders_in, stops_at_once, was_waiting
 from longrun.control_room import inside
 from longrun.course import Course
 from longrun.errors import CodecError, LeaseLostError, LongrunError, RegistrationError, StepError, UnknownStepError
 from longrun.events import EventType
-from longrun.loops import Awaited, Bell
+from longrun.inbox import Inbox, by_word, stored_numbers
+from longrun.ledger import Ledger
+from longrun.loops import RUNG, Awaited, Bell
 from longrun.port import StepInfo
 from longrun.records import ExecutionState, Progress, RetryPolicy
 from longrun.registry import Step
@@ -45,7 +36,6 @@ if TYPE_CHECKING:
 State = ExecutionState
 LAST_WORDS = 2.0
 """How long an execution whose task is cancelled from outside tries to write that it is free."""
-_words = itertools.count(BY_WORD)
 DELAYS = RetryPolicy()
 """The delays of a step without a policy of its own."""
 
@@ -65,19 +55,14 @@ class Runner:
         self._executor = executor
         self.book = Book(executor, loaded, value)
         self.id = self.book.id
-        self.inbox: dict[int, Message] = {message.id: message for message in loaded.messages}
+        self.inbox = Inbox()
+        self.inbox.add(loaded.messages)
         self.attention = executor.draining
         self.checkpoint_interval = executor.save_interval
-        self.taken: set[int] = set()
-        """Messages that this runner has obeyed or consumed, durably."""
-        self._waved: set[int] = set()
-        self._obeying: tuple[int, ...] = ()
         self.ended = Bell()
-        self._changed = Bell()
         self._controls_only = controls_only
         self._wakes_paused = wakes_paused
         """Whether the pass at start claimed it: what is paused or blocked goes on without being asked to."""
-        self._obedience = Obedience(executor, self.book, controls_only=controls_only)
         self._course = Course(executor, self.book)
         self._damage = loaded.damage
         self._attempt: Attempt | None = None
@@ -87,7 +72,7 @@ class Runner:
         self._cut: tuple[Step, Outcome] | None = None
         self.loop, self.thread = executor.loop, executor.thread
         self._broken: CodecError | None = None
-        self._wake = Bell()
+        self._wake = RUNG
         self.seat = Seat(executor, self.book, self, self._nudge)
 
     # from outside
@@ -96,11 +81,13 @@ class Runner:
     def head(self) -> Head:
         return self.book.head
 
+    @property
+    def _obedience(self) -> Obedience:
+        return Obedience(self._executor, self.book, controls_only=self._controls_only)
+
     def deliver(self, messages: list[Message]) -> None:
         """Messages have come: they are obeyed at the next point, or at once if they say so."""
-        for message in messages:
-            if message.id not in self.taken:
-                self.inbox.setdefault(message.id, message)
+        self.inbox.add(messages)
         orders = orders_in(self.inbox)
         if self._attempt is not None and goes_on_anyway(orders):
             self._wave_through(orders)
@@ -111,35 +98,26 @@ class Runner:
         self._wake.set()
 
     def tell(self, order: Message) -> int:
-        """Take an order by word of mouth, from this program itself; its number, to ask with whether it was obeyed."""
-        number = next(_words)
-        self.deliver([attrs.evolve(order, id=number)])
-        return number
-
-    def withdraw(self, number: int) -> bool:
-        """Take back what was told; False if it is too late."""
-        return number not in self._obeying and self.inbox.pop(number, None) is not None
+        """Take an order by word of mouth; its number, to ask with whether it was obeyed."""
+        told = by_word(order)
+        self.deliver([told])
+        return told.id
 
     def _wave_through(self, orders: list[Message]) -> None:
         """Take what changes nothing, without troubling the step in flight."""
-        new = [message for message in orders if message.id not in self._waved]
-        numbers = tuple([message.id for message in new])
-        self._waved.update(numbers)
+        inbox = self.inbox
+        new = [message for message in orders if message.id not in inbox.waved]
+        numbers = frozenset([message.id for message in new])
+        inbox.waved |= numbers
 
         def taken(error: object) -> None:
             if error is None:
-                self._have_taken(numbers)
+                inbox.have_taken(numbers)
 
         if stored := stored_numbers(new):
             self.book.take(stored, taken)
         else:
             taken(None)
-
-    def _have_taken(self, numbers: tuple[int, ...]) -> None:
-        for number in numbers:
-            self.inbox.pop(number, None)
-            self.taken.add(number)
-        self._changed.set()
 
     def drain(self) -> None:
         """The executor is leaving: stop at the next point."""
@@ -182,16 +160,12 @@ class Runner:
 
     async def obeyed(self, number: int) -> bool:
         """Wait until a message was obeyed; False if this runner does not have it or ends without obeying it."""
-        while number in self.inbox and not self.ended.is_set():
-            if self._changed.is_set():
-                self._changed = Bell()
-            await self._changed.wait()
-        return number in self.taken
+        return await self.inbox.obeyed(number, self.ended)
 
     def finish(self) -> None:
         """It runs no more here: tell whoever waits."""
         self.ended.set()
-        self._changed.set()
+        self.inbox.stir()
 
     # the task
 
@@ -337,9 +311,10 @@ class Runner:
         orders = orders_in(self.inbox)
         if not orders:
             return True
-        self._obeying = tuple([message.id for message in orders])
+        inbox = self.inbox
+        inbox.obeying = tuple([message.id for message in orders])
         goes_on = await self._obedience.obey(orders)
-        self._have_taken(self._obeying)
+        inbox.have_taken(inbox.obeying)
         return goes_on
 
     async def nudged(self) -> None:
@@ -353,7 +328,7 @@ class Runner:
     # a step
 
     def _begin(self, step: Step) -> Attempt:
-        attempt = Attempt(self, step, self._scope, self.book.ledger, self._executor.threads)
+        attempt = Attempt(self, step, self._scope, self._executor.threads)
         self._attempt = self._running = attempt
         if self._executor.bus.active:
             self.book.tell_in_order(EventType.STEP_STARTED, attempt=self.head.attempt + 1)
@@ -385,7 +360,7 @@ class Runner:
 
     def step_info(self, step: Step) -> StepInfo:
         head, definition = self.head, self.book.definition
-        woken = self.book.ledger.entries.get("wait")
+        woken = self.ledger.entries.get("wait") if self.noted else None
         wait = {} if woken is None else codec.decode(woken)
         return StepInfo(
             execution_id=self.id,
@@ -445,12 +420,12 @@ class Runner:
     async def _wake_up(self) -> bool:
         """A parked execution was claimed: move if its signal is here or its time has come, else park it again."""
         head = self.head
-        signal = self._signal(head.signal)
+        signal = self.inbox.signal(head.signal)
         if signal is None and (head.due is None or head.due > self._now()):
             return await self._rest()
         await self._course.wake(signal)
         if signal is not None:
-            self._have_taken((signal.id,))
+            self.inbox.have_taken((signal.id,))
         return True
 
     async def _rest(self) -> bool:
@@ -463,17 +438,20 @@ class Runner:
             await self.book.commit({"state": state, "owner": owner, "hold": False})
         return False
 
-    def _signal(self, name: str | None) -> Message | None:
-        """The oldest signal of that name."""
-        fitting = [n for n, m in self.inbox.items() if m.kind == "signal" and m.name == name]
-        return self.inbox[min(fitting)] if fitting and name is not None else None
-
     # what an attempt needs
 
     def stop_here(self) -> bool:
         orders = orders_in(self.inbox)
         asked = bool(orders) and not goes_on_anyway(orders)
         return asked or self._executor.draining or self.book.outbox.lost is not None
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.book.ledger
+
+    @property
+    def noted(self) -> bool:
+        return self.book.noted
 
     @property
     def unsaved(self) -> bool:

@@ -7,7 +7,6 @@ always complete in itself, and the disk grows with what changed.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,11 +46,11 @@ class Snapshots:
         self._slack = max(4, history // 2)
         self._limit = limit
         self._parts: dict[str, _Part] = {}
-        self._kept: deque[tuple[int, tuple[str, ...]]] = deque()
+        self._kept: list[tuple[int, tuple[str, ...]]] = []
 
     def restore(self, data: bytes, blobs: Mapping[str, bytes], kept: tuple[tuple[int, tuple[str, ...]], ...]) -> None:
         """Go on from a loaded checkpoint: its blobs need not be written again."""
-        self._kept = deque(kept)
+        self._kept = list(kept)
         if blobs:
             self._parts = {key: _Part(name, blobs[name], None) for key, name in _references(data).items()}
 
@@ -119,9 +118,9 @@ class Snapshots:
         kept = self._kept
         if len(kept) <= self._history or (len(kept) < self._history + self._slack and not exactly):
             return None, ()
-        gone: set[str] = set()
-        while len(kept) > self._history:
-            gone.update(kept.popleft()[1])
+        surplus = len(kept) - self._history
+        gone = {name for _, names in kept[:surplus] for name in names}
+        del kept[:surplus]
         if gone:
             for _, still in kept:
                 gone.difference_update(still)

@@ -32,7 +32,7 @@ class _Request:
             answer = (self._function(*self._args), None)
         except BaseException as error:  # carried to whoever asked
             answer = (None, error)
-        self._loop.call_soon(self._waiter.set, answer)
+        self._loop.call_soon(self._waiter, answer)
 
 
 class Readers:

@@ -296,7 +296,7 @@ class CheckpointStore:
         while (room := self._writer.room(loop)) is not None:
             await room
         waiter = loop.waiter()
-        start(waiter.set, loop)
+        start(waiter, loop)
         answer = await waiter
         if isinstance(answer, LongrunError):
             raise answer

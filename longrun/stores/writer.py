@@ -90,23 +90,23 @@ class Writer:
             self._wake.wait()
             self._wake.clear()
             while queue:
-                self._deliver(self._next())
+                self._deliver(*self._next())
                 while self._waiting and len(queue) < QUEUE_LIMIT:
                     loop, waiter = self._waiting.popleft()
-                    loop.call_soon(waiter.set, None)
+                    loop.call_soon(waiter, None)
             if self._closing and not queue:
                 return
 
-    def _next(self) -> list[tuple[Job, Any]]:
+    def _next(self) -> tuple[list[Job], list[Any]]:
         """Do the call at the front of the queue, or every write up to the next call."""
         queue = self._queue
         first = queue.popleft()
         if first[3] is not None:
-            return [(first, _outcome(first[3]))]
+            return [first], [_outcome(first[3])]
         batch = [first]
         while queue and queue[0][3] is None and len(batch) < BATCH_LIMIT:
             batch.append(queue.popleft())
-        return list(zip(batch, self._commit(batch), strict=True))
+        return batch, self._commit(batch)
 
     def _commit(self, batch: list[Job]) -> list[Any]:
         answers: list[Any] = [None] * len(batch)
@@ -126,22 +126,27 @@ class Writer:
         return answers
 
     @staticmethod
-    def _deliver(answered: list[tuple[Job, Any]]) -> None:
+    def _deliver(jobs: list[Job], answers: list[Any]) -> None:
         """Tell everybody, with one hop for each loop."""
-        by_loop: dict[Loop, list[tuple[Job, Any]]] = {}
-        for pair in answered:
-            done, loop, _, _ = pair[0]
-            if loop is None:
-                done(pair[1])
-            else:
-                by_loop.setdefault(loop, []).append(pair)
-        for loop, pairs in by_loop.items():
-            loop.call_soon(_tell, pairs)
+        loops = {job[1] for job in jobs}
+        if len(loops) == 1:
+            _tell(loops.pop(), jobs, answers)
+            return
+        for loop in loops:
+            theirs = [n for n, job in enumerate(jobs) if job[1] is loop]
+            _tell(loop, [jobs[n] for n in theirs], [answers[n] for n in theirs])
 
 
-def _tell(pairs: list[tuple[Job, Any]]) -> None:
-    for (done, _, _, _), answer in pairs:
-        done(answer)
+def _tell(loop: Loop | None, jobs: list[Job], answers: list[Any]) -> None:
+    if loop is None:
+        _answer(jobs, answers)
+    else:
+        loop.call_soon(_answer, jobs, answers)
+
+
+def _answer(jobs: list[Job], answers: list[Any]) -> None:
+    for job, answer in zip(jobs, answers, strict=True):
+        job[0](answer)
 
 
 def _outcome(function: Callable[[], Any]) -> Any:

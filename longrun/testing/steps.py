@@ -53,7 +53,7 @@ class _Host:
     checkpoint_interval = 0.0
 
     def __init__(self, info: StepInfo, ledger: Ledger, children: Children | None) -> None:
-        self._info, self._ledger, self._children = info, ledger, children
+        self._info, self.ledger, self._children = info, ledger, children
         self.loop, self.thread = current_loop(), threading.get_ident()
         self.saves = 0
 
@@ -61,16 +61,20 @@ class _Host:
         return self._info
 
     @property
+    def noted(self) -> bool:
+        return self.ledger.used
+
+    @property
     def unsaved(self) -> bool:
-        return self._ledger.dirty
+        return self.ledger.dirty
 
     def save_progress(self, done: Callable[[Any], object]) -> None:
-        self._ledger.collect()
+        self.ledger.collect()
         self.saves += 1
         done(None)
 
     async def commit_progress(self) -> None:
-        self._ledger.collect()
+        self.ledger.collect()
         self.saves += 1
 
     def stop_here(self) -> bool:
@@ -136,7 +140,7 @@ async def run_step(
         timed_out=timed_out,
     )
     host = _Host(info, ledger, children)
-    returned, left, shown = await _call(found, host, ledger, _through_the_codec(state, found.state_type))
+    returned, left, shown = await _call(found, host, _through_the_codec(state, found.state_type))
     directive = returned if isinstance(returned, DIRECTIVES) else None
     state = returned if directive is None else directive.state
     return StepRun(
@@ -169,11 +173,11 @@ class _Calling:
         pass
 
 
-async def _call(step: Step, host: _Host, ledger: Ledger, state: Any) -> tuple[Any, dict[Any, Any], Progress | None]:
+async def _call(step: Step, host: _Host, state: Any) -> tuple[Any, dict[Any, Any], Progress | None]:
     threads, engine = StepThreads(), _Calling()
     try:
         with anyio.CancelScope() as scope:
-            attempt = Attempt(host, step, scope, ledger, threads)
+            attempt = Attempt(host, step, scope, threads)
             outcome = await attempt.run(engine, state)
         if scope.cancelled_caught:
             outcome = attempt.cut_short()
