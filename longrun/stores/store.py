@@ -262,9 +262,12 @@ class CheckpointStore:
 
     def _unsealed(self, loaded: Loaded) -> Loaded:
         id = loaded.definition.id
+        boundary = self._unsealed_boundary(id, loaded.boundary)
+        if boundary is loaded.boundary and not (loaded.blobs or loaded.entries or loaded.messages):
+            return loaded
         return attrs.evolve(
             loaded,
-            boundary=self._unsealed_boundary(id, loaded.boundary),
+            boundary=boundary,
             blobs=self._unsealed_blobs(id, loaded.blobs),
             entries={key: self._seal.unwrap(data, f"{id}/entry/{key}") for key, data in loaded.entries.items()},
             messages=tuple([self._unsealed_message(id, m) for m in loaded.messages]),
@@ -273,7 +276,8 @@ class CheckpointStore:
     def _unsealed_boundary(self, id: str, boundary: Boundary) -> Boundary:
         if boundary.data is None:
             return boundary
-        return attrs.evolve(boundary, data=self._seal.unwrap(boundary.data, f"{id}/{boundary.seq}"))
+        data = self._seal.unwrap(boundary.data, f"{id}/{boundary.seq}")
+        return boundary if data is boundary.data else attrs.evolve(boundary, data=data)
 
     def _unsealed_blobs(self, id: str, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
         return {name: self._seal.unwrap(data, f"{id}/blob/{name}") for name, data in blobs.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from longrun.errors import LongrunError, StoreUnavailableError
@@ -36,7 +37,9 @@ class Writer:
         self._backend = backend
         self._prepare = prepare
         self._queue: deque[Job] = deque()
-        self._wake = threading.Event()
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._asleep = False
+        """Whether the thread has to be woken. Set before it looks a last time, so that nothing is added unnoticed."""
         self._lock = threading.Lock()
         self._closing = True
         self._thread: threading.Thread | None = None
@@ -51,7 +54,7 @@ class Writer:
         """Do everything that is queued, then end the thread."""
         with self._lock:
             self._closing = True
-        self._wake.set()
+        self._wake.put(None)
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -81,14 +84,17 @@ class Writer:
             if self._closing:
                 raise StoreUnavailableError(self._backend.kind, "it is not open; enter it with `async with`")
             self._queue.append(job)
-        if not self._wake.is_set():
-            self._wake.set()
+        if self._asleep:
+            self._asleep = False
+            self._wake.put(None)
 
     def _run(self) -> None:
         queue = self._queue
         while True:
-            self._wake.wait()
-            self._wake.clear()
+            self._asleep = True
+            if not queue and not self._closing:
+                self._wake.get()
+            self._asleep = False
             while queue:
                 self._deliver(*self._next())
                 while self._waiting and len(queue) < QUEUE_LIMIT:
