@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import attrs
-from anyio.abc import TaskGroup
 
 from longrun.attempt import Engine, LoopEngine, ThreadEngine
 from longrun.book import MISSING, Book
@@ -31,6 +29,7 @@ from longrun.records import ExecutionState, ExecutorConfig, to_time
 from longrun.registry import Step, StepRegistry
 from longrun.runner import Runner
 from longrun.seat import SUSPECT
+from longrun.shelter import Shelter
 from longrun.starting import Starting
 from longrun.stored import Head, Loaded, Message, Query, Save
 from longrun.stores.store import CheckpointStore
@@ -87,14 +86,9 @@ class Crew(Starting):
         self.sweeper = Sweeper(self, self.swept_states)
         self.stirred = anyio.Event()
         self._emptied = Bell()
-        self._errands: deque[tuple[Callable[[], Awaitable[Any]], str]] = deque()
-        self._errand = anyio.Event()
         self._patience: anyio.CancelScope | None = None
         self._deadline: float | None = None
-        self._interrupted = self._signing_off = False
-        self._sheltered: TaskGroup | None = None
-        self._early: list[tuple[Callable[..., Awaitable[Any]], tuple[object, ...], str]] = []
-        """What was to be started before the shelter stood."""
+        self._shelter = Shelter(self._ctrl_c)
         self._signed_on = self._hurried = False
 
     @property
@@ -111,48 +105,17 @@ class Crew(Starting):
         self.threads = StepThreads()
         self._engines: dict[str, Engine] = {"loop": LoopEngine(), "thread": ThreadEngine()}
         await self._take_lease()
-        self._tasks = await anyio.create_task_group().__aenter__()
-        self._tasks.start_soon(self._shelter, name="longrun-shelter")
+        await self._shelter.open()
         self._callback = None if listener is None else self.bus.call(listener)
         if self._callback is not None and self._callback.is_async:
-            self._start(self._callback.serve, name="longrun-listener")
+            self._shelter.start(self._callback.serve, name="longrun-listener")
         self._unwatch = self.store.watch(self.stir)
         self._sweeping = anyio.CancelScope()
-        self._start(self._run_errands, name="longrun-errands")
-        self._start(self._sweep, name="longrun-sweep")
-        self._start(self._beat, name="longrun-beat")
+        self._shelter.start(self._sweep, name="longrun-sweep")
+        self._shelter.start(self._beat, name="longrun-beat")
         if self.watch is not None:
             self._engines = self.watch.sign_on(self, self._engines)
         self._signed_on = True
-
-    async def _shelter(self) -> None:
-        """Everything that runs here is in a group that is shielded: when the program around the executor is cancelled,
-        steps still get their time to be drained."""
-        async with anyio.create_task_group() as tasks:
-            if self._signing_off:
-                return
-            tasks.cancel_scope.shield = True
-            self._sheltered = tasks
-            for function, args, name in self._early:
-                self._start(function, *args, name=name)
-            await anyio.sleep_forever()
-
-    def _start(self, function: Callable[..., Awaitable[Any]], *args: object, name: str) -> None:
-        if self._sheltered is None:
-            self._early.append((function, args, name))
-        else:
-            self._sheltered.start_soon(self._watched, function, *args, name=name)
-
-    async def _watched(self, function: Callable[..., Awaitable[Any]], *args: object) -> None:
-        """Ctrl-C is raised in whichever task runs. Here it means what it means in the program's own task: the program
-        is to end, and with it the patience of a drain that is under way."""
-        try:
-            await function(*args)
-        except KeyboardInterrupt:
-            self._interrupted = True
-            if self.draining:
-                self.hurry()
-            self._tasks.cancel_scope.cancel()
 
     async def _take_lease(self) -> None:
         self._lock = LifeLock.acquire()
@@ -212,6 +175,10 @@ class Crew(Starting):
                 stuck = "step.does_not_stop" if runner.in_step else "store.does_not_answer"
                 self.log.error(stuck, execution=runner.id, step=runner.book.step_name)
 
+    def _ctrl_c(self) -> None:
+        if self.draining:
+            self.hurry()
+
     def hurry(self) -> None:
         """Wait no longer for steps that are being drained."""
         self._hurried = True
@@ -254,14 +221,9 @@ class Crew(Starting):
             self.log.warning("executor.not_signed_off", owner=self.owner, problem=str(error))
 
     async def sign_off(self) -> None:
-        """End the tasks. Outside any scope of our own: a task group must be left where it was entered."""
-        self.draining = self._signing_off = True
-        if self._sheltered is not None:
-            self._sheltered.cancel_scope.cancel()
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
-        if self._interrupted:
-            raise KeyboardInterrupt
+        """End the tasks, in the task that signed on."""
+        self.draining = True
+        await self._shelter.close()
 
     async def wait_idle(self) -> None:
         """Return when nothing runs here."""
@@ -282,7 +244,7 @@ class Crew(Starting):
             before.lose()  # others had it meanwhile, which it has not noticed; whoever waits for it must not wait on
         self.runners[runner.id] = runner
         self.resting.pop(runner.id, None)
-        self._start(self._run, runner, name=f"longrun-{runner.id}")
+        self._shelter.start(self._run, runner, name=f"longrun-{runner.id}")
         return runner
 
     async def _run(self, runner: Runner) -> None:
@@ -355,16 +317,7 @@ class Crew(Starting):
 
     def spawn(self, function: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Run something beside everything else. May be called where no task runs, such as in a store's answer."""
-        self._errands.append((function, name))
-        self._errand.set()
-
-    async def _run_errands(self) -> None:
-        while True:
-            await self._errand.wait()
-            self._errand = anyio.Event()
-            while self._errands:
-                function, name = self._errands.popleft()
-                self._start(function, name=name)
+        self._shelter.spawn(function, name=name)
 
     def shutdown_left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())

@@ -1,0 +1,83 @@
+"""The tasks of a crew: sheltered from the program's own cancellation, and ended together.
+
+Place in the life of an execution: run, leave. When the program around an executor is cancelled, what runs here still
+gets its time to be drained: nothing ends before the crew says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+Function = Callable[..., Awaitable[Any]]
+
+
+class Shelter:
+    def __init__(self, interrupted: Callable[[], object]) -> None:
+        """`interrupted` is called when Ctrl-C came while one of the tasks ran; the tasks are cancelled then."""
+        self._heard = interrupted
+        self._interrupted = self._closing = False
+        self._inner: TaskGroup | None = None
+        self._early: list[tuple[Function, tuple[object, ...], str]] = []
+        """What was to be started before the shelter stood."""
+        self._errands: deque[tuple[Function, str]] = deque()
+        self._errand = anyio.Event()
+
+    async def open(self) -> None:
+        """To be closed in the task that opens it."""
+        self._outer = await anyio.create_task_group().__aenter__()
+        self._outer.start_soon(self._stand, name="longrun-shelter")
+        self.start(self._run_errands, name="longrun-errands")
+
+    async def close(self) -> None:
+        """End the tasks. Outside any scope of our own: a task group must be left where it was entered."""
+        self._closing = True
+        if self._inner is not None:
+            self._inner.cancel_scope.cancel()
+        self._outer.cancel_scope.cancel()
+        await self._outer.__aexit__(None, None, None)
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    async def _stand(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            if self._closing:
+                return
+            tasks.cancel_scope.shield = True
+            self._inner = tasks
+            for function, args, name in self._early:
+                self.start(function, *args, name=name)
+            await anyio.sleep_forever()
+
+    def start(self, function: Function, *args: object, name: str) -> None:
+        if self._inner is None:
+            self._early.append((function, args, name))
+        else:
+            self._inner.start_soon(self._watched, function, *args, name=name)
+
+    async def _watched(self, function: Function, *args: object) -> None:
+        """Ctrl-C is raised in whichever task runs. Here it means what it means in the program's own task: the program
+        is to end, and with it the patience of a drain that is under way."""
+        try:
+            await function(*args)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            self._heard()
+            self._outer.cancel_scope.cancel()
+
+    def spawn(self, function: Function, *, name: str) -> None:
+        """As `start`, where no task may run, such as in a store's answer."""
+        self._errands.append((function, name))
+        self._errand.set()
+
+    async def _run_errands(self) -> None:
+        while True:
+            await self._errand.wait()
+            self._errand = anyio.Event()
+            while self._errands:
+                function, name = self._errands.popleft()
+                self.start(function, name=name)
