@@ -120,7 +120,11 @@ def schedules(task: Task) -> Outcome:
     faults: list[str] = []
     for seed in range(task.seed, task.seed + task.size):
         simulation = Simulation(seed)
-        faults += [f"LONGRUN_CAMPAIGN_SEED={seed}: {fault}" for fault in simulation.run()]
+        try:
+            found = simulation.run()
+        except AssertionError as error:
+            found = [str(error)]
+        faults += [f"LONGRUN_CAMPAIGN_SEED={seed}: {fault}" for fault in found]
         fired += simulation.fired
         if faults:
             break
