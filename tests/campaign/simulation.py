@@ -150,7 +150,7 @@ class SimulatedWriter(Writer):
     def stop(self) -> None:
         self._closing = True
         while self._queue:
-            self._deliver(self._next())
+            self._deliver(*self._next())
 
     def _add(self, job: Job) -> None:
         if self._closing:
@@ -170,7 +170,7 @@ class SimulatedWriter(Writer):
                 if self._queue:
                     answered = self._next()
                     await simulation.turns()
-                    self._deliver(answered)
+                    self._deliver(*answered)
         finally:
             self._serving = False
 
