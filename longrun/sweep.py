@@ -15,7 +15,14 @@ from attrs import define, field
 
 from longrun import lease
 from longrun.book import MISSING
-from longrun.errors import CodecError, ExecutionNotFoundError, LongrunError, RegistrationError, UnknownStepError
+from longrun.errors import (
+    CodecError,
+    ExecutionNotFoundError,
+    LongrunError,
+    RegistrationError,
+    StoreUnavailableError,
+    UnknownStepError,
+)
 from longrun.gates import Gates
 from longrun.records import FINISHED, ExecutionState, ResumeReport
 from longrun.registry import AD_HOC
@@ -416,9 +423,13 @@ class Sweeper:
         """The time has come for something that rests here; what was given back is claimed like anybody's."""
         now = self._executor.clock.now()
         while self._timers and self._timers[0][0] <= now:
-            _, id = heapq.heappop(self._timers)
-            if id in self._executor.resting:
-                await self.take_over(await self._executor.store.load(id))
+            timer = heapq.heappop(self._timers)
+            try:
+                if timer[1] in self._executor.resting:
+                    await self.take_over(await self._executor.store.load(timer[1]))
+            except StoreUnavailableError:
+                heapq.heappush(self._timers, timer)  # nobody else would wake it
+                raise
 
     async def _find_lost(self) -> None:
         """Run what the store gave to this owner although the answer never came."""

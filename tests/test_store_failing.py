@@ -15,6 +15,8 @@ from longrun import (
     ExecutionBlockedError,
     Executor,
     ExecutorConfig,
+    MemoryCheckpointStore,
+    Sleep,
     StepContext,
     StepRegistry,
     StoreUnavailableError,
@@ -25,6 +27,7 @@ from longrun.stored import Save, Write
 from longrun.stores.base import Answer
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
+from longrun.testing import FaultyStore, ManualClock
 
 
 class ShakyBackend(MemoryBackend):
@@ -282,6 +285,32 @@ async def test_a_sweep_that_fails_is_made_again(backend, store):
             await store.ping()
         executor.stir()
         assert await run.result() == 5
+
+
+async def test_what_rests_here_is_woken_although_the_store_was_away_when_its_time_came():
+    clock = ManualClock()
+    store = FaultyStore(MemoryCheckpointStore(clock=clock))
+    registry = StepRegistry()
+
+    async def nap(state: Any) -> Sleep:
+        return Sleep(10, state)
+
+    async def use(state: Any) -> Any:
+        return state
+
+    registry.workflow("nap", [nap, use])
+    async with Executor(registry, store=store, clock=clock) as executor:
+        run = await executor.start("nap", 7)
+        await run.wait("waiting")
+        await run.signal("later")  # nobody waits for it: the execution stays here until its time has come
+        while run.id not in executor.resting:
+            await executor.sweeper.once()
+            await executor.wait_idle()
+        store.fail("load")
+        clock.advance(10)
+        while not store.fired["load"]:
+            await store.ping()
+        assert await run.result() == 7
 
 
 async def test_a_store_that_cannot_be_opened_lets_nobody_in():
