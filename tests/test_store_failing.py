@@ -310,6 +310,7 @@ async def test_what_rests_here_is_woken_although_the_store_was_away_when_its_tim
         clock.advance(10)
         while not store.fired["load"]:
             await store.ping()
+        clock.advance(60)  # until the next sweep
         assert await run.result() == 7
 
 
