@@ -15,14 +15,7 @@ from attrs import define, field
 
 from longrun import lease
 from longrun.book import MISSING
-from longrun.errors import (
-    CodecError,
-    ExecutionNotFoundError,
-    LongrunError,
-    RegistrationError,
-    StoreUnavailableError,
-    UnknownStepError,
-)
+from longrun.errors import CodecError, ExecutionNotFoundError, LongrunError, RegistrationError, UnknownStepError
 from longrun.gates import Gates
 from longrun.records import FINISHED, ExecutionState, ResumeReport
 from longrun.registry import AD_HOC
@@ -420,16 +413,31 @@ class Sweeper:
         return self._dead
 
     async def _ring(self) -> None:
-        """The time has come for something that rests here; what was given back is claimed like anybody's."""
-        now = self._executor.clock.now()
-        while self._timers and self._timers[0][0] <= now:
-            timer = heapq.heappop(self._timers)
-            try:
-                if timer[1] in self._executor.resting:
-                    await self.take_over(await self._executor.store.load(timer[1]))
-            except StoreUnavailableError:
-                heapq.heappush(self._timers, timer)  # nobody else would wake it
-                raise
+        """The time has come for something that rests here; what was given back is claimed like anybody's. Nobody else
+        would wake it: a timer goes only when that is done."""
+        now, rung = self._executor.clock.now(), []
+        try:
+            while self._timers and self._timers[0][0] <= now:
+                rung.append(heapq.heappop(self._timers))
+                if await self._woken(rung[-1][1]):
+                    rung.pop()
+        finally:
+            for timer in rung:
+                heapq.heappush(self._timers, timer)
+
+    async def _woken(self, id: str) -> bool:
+        """Run what rests here; True also if it no longer does, or cannot be read. False: not now."""
+        resting = self._executor.resting
+        if id not in resting:
+            return True
+        try:
+            loaded = await self._executor.store.load(id)
+            if loaded.head.owner != self._executor.owner:
+                resting.pop(id, None)
+            return await self.take_over(loaded) or id not in resting
+        except (CodecError, ExecutionNotFoundError) as error:
+            self._executor.log.warning("deliver.failed", execution=id, error_type=type(error).__name__)
+            return True
 
     async def _find_lost(self) -> None:
         """Run what the store gave to this owner although the answer never came."""

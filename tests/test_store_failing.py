@@ -287,7 +287,8 @@ async def test_a_sweep_that_fails_is_made_again(backend, store):
         assert await run.result() == 5
 
 
-async def test_what_rests_here_is_woken_although_the_store_was_away_when_its_time_came():
+@pytest.mark.parametrize("trouble", ["the store is away", "it is being started"])
+async def test_what_rests_here_is_woken_although_that_failed_when_its_time_came(trouble):
     clock = ManualClock()
     store = FaultyStore(MemoryCheckpointStore(clock=clock))
     registry = StepRegistry()
@@ -306,10 +307,15 @@ async def test_what_rests_here_is_woken_although_the_store_was_away_when_its_tim
         while run.id not in executor.resting:
             await executor.sweeper.once()
             await executor.wait_idle()
-        store.fail("load")
+        if trouble == "the store is away":
+            store.fail("load")
+        else:
+            executor.starting.add(run.id)
+        looked = store.calls["load"]
         clock.advance(10)
-        while not store.fired["load"]:
+        while store.calls["load"] == looked:
             await store.ping()
+        executor.starting.discard(run.id)
         clock.advance(60)  # until the next sweep
         assert await run.result() == 7
 
