@@ -1,17 +1,19 @@
 """Two processes on one store, of which one is stopped past its lease and then goes on as if nothing had happened.
 
-The first starts two executions. One makes every item durable; the other waits for ever and never looks up. The second
-process finishes both. When the first wakes, its writes must be refused and both of its steps must be cut off.
+The first starts two executions, or runs them as a worker to which they were submitted. One makes every item durable;
+the other waits for ever and never looks up. The second process finishes both. When the first wakes, its writes must be
+refused and both of its steps must be cut off.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 
-from longrun import Executor, ExecutorConfig, StepContext, StepRegistry
+from longrun import Client, ExecutionHandle, Executor, ExecutorConfig, StepContext, StepRegistry, Worker
 from tests.campaign.outside import Outside
 from tests.campaign.program import Trap, make_store
 
@@ -26,6 +28,7 @@ first = False
 
 @registry.step
 async def slow(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
+    outside.note("started", id=ctx.execution_id)
     try:
         async for n in ctx.each("items", range(ITEMS), every=1):
             outside.note("effect", id=ctx.execution_id, visit=1, name=f"item/{n}")
@@ -39,7 +42,7 @@ async def slow(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
 
 @registry.step
 async def idle(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
-    outside.note("begin", id=ctx.execution_id, step="idle", visit=1, attempt=ctx.attempt)
+    outside.note("started", id=ctx.execution_id)
     try:
         if first:
             await anyio.sleep_forever()
@@ -69,15 +72,21 @@ def main(settings: dict[str, Any]) -> int:
 async def _serve(settings: dict[str, Any]) -> None:
     trap = None if settings["trap"] is None else Trap(**settings["trap"])
     store = make_store(settings["url"], settings["options"], outside, trap, disk=False)
-    async with (
-        Executor(registry, store=store, config=ExecutorConfig(**LEASE)) as executor,
-        anyio.create_task_group() as tasks,
-    ):
+    config = ExecutorConfig(**LEASE)
+    if settings["crew"] == "executor":
+        async with Executor(registry, store=store, config=config) as executor:
+            await _follow_all(settings["round"], executor.start)
+    else:
+        async with Worker(registry, store=store, config=config), Client(store) as client:
+            await _follow_all(settings["round"], client.submit)
+
+
+async def _follow_all(round: int, begin: Callable[..., Awaitable[ExecutionHandle]]) -> None:
+    async with anyio.create_task_group() as tasks:
         for name in WORKFLOWS:
-            tasks.start_soon(_follow, executor, name, f"{settings['round']}-{name}")
+            tasks.start_soon(_follow, begin, name, f"{round}-{name}")
 
 
-async def _follow(executor: Executor, workflow: str, id: str) -> None:
-    run = await executor.start(workflow, {}, id=id)
-    outside.note("started", id=id)
+async def _follow(begin: Callable[..., Awaitable[ExecutionHandle]], workflow: str, id: str) -> None:
+    run = await begin(workflow, {}, id=id)
     outside.note("result", id=id, result=await run.result())

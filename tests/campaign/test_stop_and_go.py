@@ -27,6 +27,7 @@ from tests.campaign.outside import Reader, Record, read
 from tests.servers import PostgresServer, RedisServer, Source
 
 PATIENCE = 20.0
+CREWS = ("executor", "worker")
 SHARE = 20
 """One takeover for so many of the campaign's size: each takes longer than a lease."""
 
@@ -73,8 +74,9 @@ def test_a_stopped_owner_is_refused_on_redis(
 def fight(place: Path, url: str, options: dict[str, Any], size: int, seed: int) -> None:
     dice = random.Random(seed)
     with Forks("tests.campaign.duel") as ours, Forks("tests.campaign.duel") as theirs:
-        for number in range(max(1, size // SHARE)):
-            settings = {"url": url, "options": options, "ledger": str(place / f"ledger-{number}"), "round": number}
+        for number in range(max(len(CREWS), size // SHARE)):
+            ledger, crew = str(place / f"ledger-{number}"), CREWS[number % len(CREWS)]
+            settings = {"url": url, "options": options, "ledger": ledger, "round": number, "crew": crew}
             duel_once(ours, theirs, settings, dice)
 
 
@@ -83,7 +85,7 @@ def duel_once(ours: Forks, theirs: Forks, settings: dict[str, Any], dice: random
     ids = {f"{settings['round']}-{name}" for name in duel.WORKFLOWS}
     loops = dice.sample(["asyncio", "trio"], 2)
     stops_itself = not settings["url"].startswith(("redis", "unix", "valkey"))
-    stop = {"call": "commit", "n": dice.randint(4, 25), "when": "after", "signal": signal.SIGSTOP}
+    stop = {"call": "commit", "n": dice.randint(8, 25), "when": "after", "signal": signal.SIGSTOP}
     trap = stop if stops_itself else None
     ours.spawn(**settings, process=1, first=True, loop=loops[0], trap=trap)
     until(ledger, lambda seen: {r["id"] for r in seen if r["kind"] == "started"} == ids, "both have started")
