@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import attrs
 
+from longrun.errors import LongrunError
 from tests.sabotage.bug import bug, edit, replace
 
 Function = Any
@@ -160,3 +162,21 @@ def forgotten_owner() -> None:
         return nobody
 
     replace("longrun.sweep", "Sweeper._holders", make)
+
+
+@bug(
+    "timer-rings-once",
+    "tests/test_store_failing.py::test_what_rests_here_is_woken_although_that_failed_when_its_time_came",
+)
+def timer_rings_once() -> None:
+    """A parked execution that cannot be taken up at the moment it is due is forgotten."""
+
+    def make(woken: Function) -> Function:
+        async def done(self: Any, id: str) -> bool:
+            with contextlib.suppress(LongrunError):
+                await woken(self, id)
+            return True
+
+        return done
+
+    replace("longrun.sweep", "Sweeper._woken", make)

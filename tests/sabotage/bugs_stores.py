@@ -91,7 +91,7 @@ def _in_redis(name: str, old: str, new: str) -> None:
 )
 def no_fsync_file() -> None:
     """The file store acknowledges what it has written and not synced."""
-    edit("longrun.stores._file.journal", "Journal.append", "disk.fdatasync(self.fd)", "pass")
+    edit("longrun.stores._file.journal", "Journal.sync", "self.place.disk.fdatasync(self.fd)", "pass")
 
 
 @bug(
@@ -108,10 +108,10 @@ def no_directory_fsync() -> None:
 def failed_sync_forgotten() -> None:
     """After a failed fsync the same file is synced again as if nothing had happened."""
 
-    def make(append: Function) -> Function:
-        def forgetful(self: Any, data: bytes) -> None:
+    def make(sync: Function) -> Function:
+        def forgetful(self: Any) -> None:
             try:
-                append(self, data)
+                sync(self)
             except OSError:
                 if self.bad:
                     self.place.disk.truncate(self.fd, self.size)
@@ -120,7 +120,7 @@ def failed_sync_forgotten() -> None:
 
         return forgetful
 
-    replace("longrun.stores._file.journal", "Journal.append", make)
+    replace("longrun.stores._file.journal", "Journal.sync", make)
 
 
 @bug("sqlite-not-synchronous", *("tests/stores/test_sqlite.py::test_settings_that_decide_durability_are_in_force",))
@@ -157,13 +157,13 @@ def sqlite_answers_before_commit() -> None:
 @bug("torn-tail-not-cut", "tests/stores/test_file_damage.py::test_a_save_behind_a_torn_one_is_read_back")
 def torn_tail_not_cut() -> None:
     """A write that a crash left half done stays in the journal, and the next one is appended to it."""
-    replace("longrun.stores._file.writes", "Writes._close_end", lambda original: lambda self, fd, spot, end: end)
+    replace("longrun.stores._file.mine", "Journals._close_end", lambda original: lambda self, fd, spot, end: end)
 
 
 @bug("checksum-not-checked-file", "tests/stores/test_file_damage.py::test_every_flipped_byte_is_found")
 def checksum_not_checked_file() -> None:
     """A line of a journal is believed whatever its checksum says."""
-    edit("longrun.stores._file.lines", "_checked", "int(match[1], 16) != crc32(body)", "False")
+    edit("longrun.stores._file.lines", "_checked", 'line[:_BEHIND_CRC] != b\'{"crc":"%08x",\' % crc32(body)', "False")
 
 
 @bug("checksum-not-checked-rows", "tests/stores/test_sqlite.py::test_a_damaged_state_gives_way_to_the_one_before")
