@@ -8,7 +8,9 @@ the same one. It rests on three things, in this order:
   counted to the step that asked for it), which are also the step's weight in the fraction;
 - where the workflow never ran before, the mean of this run's own finished steps.
 
-A wait for a signal ends nobody knows when: there is no estimate then, nor for what is paused or blocked.
+A step that takes longer than usual is measured by those earlier runs that took longer still. Where nothing honest can
+be said there is no estimate: in a wait for a signal, for what is paused, blocked or owned by nobody, and for a step
+that takes longer than it ever did.
 """
 
 from __future__ import annotations
@@ -53,27 +55,44 @@ class Spawn(Protocol):
 
 
 @frozen
+class Took:
+    """The seconds that a step took, each time."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """What it usually takes: one odd run does not spoil it."""
+        return statistics.median(self.samples)
+
+    def left(self, elapsed: float) -> float | None:
+        """What it usually still takes after so long; None if it never took as long."""
+        longer = [one for one in self.samples if one >= elapsed]
+        return statistics.median(longer) - elapsed if longer else None
+
+
+@frozen
 class Weights:
-    """Seconds by step: by index where the same step stood there, by name otherwise."""
+    """What steps took: by index where the same step stood there, by name otherwise."""
 
-    by_index: Mapping[int, tuple[str | None, float]] = field(factory=dict)
-    by_name: Mapping[str, float] = field(factory=dict)
+    by_index: Mapping[int, tuple[str | None, Took]] = field(factory=dict)
+    by_name: Mapping[str, Took] = field(factory=dict)
 
-    def of(self, index: int, name: str | None = None) -> float | None:
-        """The seconds of a step; `name` None where a listing does not say it."""
+    def of(self, index: int, name: str | None = None) -> Took | None:
+        """What a step took; `name` None where a listing does not say it."""
         found = self.by_index.get(index)
         if found is not None and (name is None or found[0] == name):
             return found[1]
         return None if name is None else self.by_name.get(name)
 
     @property
-    def mean(self) -> float | None:
-        seconds = [one for _, one in self.by_index.values()]
-        return statistics.fmean(seconds) if seconds else None
+    def steps(self) -> Took | None:
+        """What its steps took, for one of which nothing is known."""
+        return Took(tuple(took.seconds for _, took in self.by_index.values())) if self.by_index else None
 
 
 def weights_of(runs: Iterable[Mapping[tuple[int, str | None], float]]) -> Weights:
-    """From the seconds that the steps of several runs took: the median of each."""
+    """From the seconds that the steps of several runs took."""
     samples: dict[tuple[int, str | None], list[float]] = {}
     named: dict[str, list[float]] = {}
     for run in runs:
@@ -81,11 +100,11 @@ def weights_of(runs: Iterable[Mapping[tuple[int, str | None], float]]) -> Weight
             samples.setdefault((index, name), []).append(seconds)
             if name is not None:
                 named.setdefault(name, []).append(seconds)
-    by_index: dict[int, tuple[str | None, float]] = {}
+    by_index: dict[int, tuple[str | None, Took]] = {}
     for (index, name), seconds_of in samples.items():
-        if index not in by_index or len(seconds_of) > len(samples[index, by_index[index][0]]):
-            by_index[index] = (name, statistics.median(seconds_of))
-    return Weights(by_index, {name: statistics.median(seconds_of) for name, seconds_of in named.items()})
+        if index not in by_index or len(seconds_of) > len(by_index[index][1].samples):
+            by_index[index] = (name, Took(tuple(seconds_of)))
+    return Weights(by_index, {name: Took(tuple(seconds_of)) for name, seconds_of in named.items()})
 
 
 def spent(rows: Sequence[Boundary]) -> dict[tuple[int, str | None], float]:
@@ -110,17 +129,19 @@ class Spread:
     """The weights laid out over the steps of one execution."""
 
     def __init__(self, total: int, names: Sequence[str], learned: Weights, own: Weights) -> None:
+        usual = learned.steps or own.steps or Took((1.0,))
+        mean = statistics.fmean(usual.samples)
         known = [self._known(n, names[n] if n < len(names) else None, learned, own) for n in range(total)]
-        default = _first(learned.mean, own.mean)
-        self.exact = [seconds is not None for seconds in known]
-        self.seconds = [seconds if seconds is not None else _first(default, 1.0) or 1.0 for seconds in known]
+        self.exact = [took is not None for took in known]
+        self.took = [took or usual for took in known]
+        self.seconds = [mean if took is None else took.seconds for took in known]
         self.before = [0.0, *accumulate(self.seconds)]
         """Seconds before each step; the last one is all of them."""
         self.basis = "history" if learned.by_index else "own" if own.by_index else "none"
 
     @staticmethod
-    def _known(index: int, name: str | None, learned: Weights, own: Weights) -> float | None:
-        return _first(learned.of(index, name), None if name is None else own.by_name.get(name), own.of(index, name))
+    def _known(index: int, name: str | None, learned: Weights, own: Weights) -> Took | None:
+        return learned.of(index, name) or (None if name is None else own.by_name.get(name)) or own.of(index, name)
 
 
 def forecast(
@@ -133,16 +154,29 @@ def forecast(
     if head.state.finished or not total or step >= total:
         done = head.state is State.COMPLETED
         return Forecast(fraction=head.progress, remaining=0.0 if done else None, step=progress)
-    whole = spread.before[total]
-    fraction = (spread.before[step] + spread.seconds[step] * shown.fraction) / whole if whole > 0 else head.progress
-    if head.state in STANDING or head.signal is not None:
+    wait = max(0.0, head.due - now) if head.due is not None else 0.0
+    fraction = _fraction(head, spread, shown, wait)
+    if _stands(head):
         return Forecast(fraction=fraction, step=progress)
     left, basis = _left_here(head, spread, shown, now, rate, here)
     rest = spread.before[total] - spread.before[step + 1] if spread.basis != "none" or step + 1 == total else None
     if left is None or rest is None:
         return Forecast(fraction=fraction, rate=rate, step=progress)
-    wait = max(0.0, head.due - now) if head.due is not None else 0.0
     return Forecast(fraction=fraction, remaining=wait + left + rest, rate=rate, step=progress, basis=basis)
+
+
+def _fraction(head: Head, spread: Spread, shown: Progress, wait: float) -> float:
+    """By the weights of the steps. A sleep counts to the step that asked for it: what is left of it is still to do."""
+    done, whole = spread.before[head.step] + spread.seconds[head.step] * shown.fraction, spread.before[-1]
+    if head.state is State.WAITING and head.signal is None and spread.basis == "history":
+        done = max(0.0, done - wait)
+    return min(1.0, done / whole) if whole > 0 else head.progress
+
+
+def _stands(head: Head) -> bool:
+    """Nobody knows when it goes on: it stands still, waits for a signal, or its process has left it."""
+    left = head.owner is None and head.state in (State.RUNNING, State.RESUMING)
+    return head.state in STANDING or head.signal is not None or left
 
 
 def _left_here(
@@ -152,13 +186,16 @@ def _left_here(
     if rate and shown.total is not None:
         return max(0.0, shown.total - shown.done) / rate, "rate"
     elapsed = max(0.0, now - head.started) if head.started is not None else 0.0
-    if shown.fraction > 0 and elapsed > 0 and not spread.exact[head.step]:
+    seconds = spread.seconds[head.step]
+    if shown.fraction > 0 and elapsed > 0 and (not spread.exact[head.step] or elapsed > seconds):
         return elapsed * (1 - shown.fraction) / shown.fraction, "rate"
     if spread.basis == "none":
         return None, "none"
-    seconds = spread.seconds[head.step]
-    left = seconds * (1 - shown.fraction) if shown.fraction > 0 else seconds - elapsed - here
-    return max(0.0, left), spread.basis
+    if shown.fraction > 0:
+        return seconds * (1 - shown.fraction), spread.basis
+    if elapsed + here == 0:
+        return seconds, spread.basis
+    return spread.took[head.step].left(elapsed + here), spread.basis
 
 
 @define
@@ -174,10 +211,12 @@ class _Meter:
         while len(self.samples) > 2 and (self.samples[-1][0] - self.samples[0][0] > WINDOW or len(self.samples) > 600):
             self.samples.popleft()
 
-    def rate(self, head: Head) -> float | None:
+    def rate(self, head: Head, now: float) -> float | None:
+        """Items a second. While nothing comes for longer than usual it sinks: a cursor that hangs has no pace."""
         (first, was), (last, done) = self.samples[0], self.samples[-1]
         if last - first >= 0.5 and done > was:
-            return (done - was) / (last - first)
+            usual = (last - first) / (len(self.samples) - 1)
+            return (done - was) / (max(last, now - usual) - first)
         if head.started is not None and done > 0 and last > head.started:
             return done / (last - head.started)
         return None
@@ -204,23 +243,26 @@ class Forecaster:
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._looking: set[str] = set()
 
-    async def of(
-        self, definition: Definition, head: Head, live: Progress | None = None, *, own: bool = True
-    ) -> Forecast:
-        """The forecast of an execution; `live` is progress that is not stored yet. Without `own` this run's finished
-        steps are not looked at, which spares a long list a query each."""
+    async def of(self, definition: Definition, head: Head, live: Progress | None = None) -> Forecast:
+        """The forecast of an execution; `live` is progress that is not stored yet."""
         if head.state.finished:
             return self.at_once(definition, head)
         learned = await self.weights(definition.workflow)
         known = self._known.get(definition.id)
         if known is None or known.seq != head.seq or known.learned is not learned:
-            after = max(0, head.seq - OWN_ROWS)
-            rows = await self._rows(definition.id, after, OWN_ROWS) if own else []
-            seconds = spent(rows)
+            seconds = await self._own(definition, head, learned)
             spread = Spread(definition.total, definition.steps, learned, weights_of([seconds]))
             known = _Known(head.seq, seconds, spread, learned, self._clock.monotonic())
             _remember(self._known, definition.id, known)
         return self.at_once(definition, head, live)
+
+    async def _own(self, definition: Definition, head: Head, learned: Weights) -> dict[tuple[int, str | None], float]:
+        """What this run's steps took. Where earlier runs know them all and none came twice, nobody asks for it: a list
+        is spared a query for each."""
+        names = definition.steps or (None,) * definition.total
+        if head.visit <= head.step + 1 and all(learned.of(index, name) for index, name in enumerate(names)):
+            return {}
+        return spent(await self._rows(definition.id, max(0, head.seq - OWN_ROWS), OWN_ROWS))
 
     def at_once(self, definition: Definition, head: Head, live: Progress | None = None) -> Forecast:
         """The same from what is remembered, without asking the store: for whoever cannot wait."""
@@ -288,8 +330,9 @@ class Forecaster:
         if meter is None or meter.visit != head.visit:
             meter = _Meter(head.visit)
         _remember(self._meters, id, meter)
-        meter.note(self._clock.now() if live else head.updated, head.done)
-        return meter.rate(head)
+        now = self._clock.now()
+        meter.note(now if live else head.updated, head.done)
+        return meter.rate(head, now)
 
 
 def _remember(where: OrderedDict[str, Any], key: str, value: Any) -> None:
@@ -298,7 +341,3 @@ def _remember(where: OrderedDict[str, Any], key: str, value: Any) -> None:
     where.move_to_end(key)
     while len(where) > REMEMBERED:
         where.popitem(last=False)
-
-
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)

@@ -195,15 +195,30 @@ def test_every_public_name_stands_in_the_reference() -> None:
 
 
 def test_the_settings_are_those_of_the_code() -> None:
-    """Every field of the policies and the configuration stands in the page of settings, with its default."""
+    """The page of settings has every field of the policies and the configuration, with its default and docstring."""
     from longrun import ExecutorConfig, RetentionPolicy, RetryPolicy
 
     told = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
     for kind in (ExecutorConfig, RetryPolicy, RetentionPolicy):
         section = told.partition(f"## {kind.__name__}\n")[2].partition("\n## ")[0]
-        rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", section, re.MULTILINE))
-        made = kind()
-        assert rows == {one.name: shown(getattr(made, one.name)) for one in attrs.fields(kind)}
+        rows = re.findall(r"^\| `(\w+)` \| `([^`]*)` \| (.*) \|$", section, re.MULTILINE)
+        made, texts = kind(), field_docstrings(kind)
+        assert {name: default for name, default, _ in rows} == {
+            one.name: shown(getattr(made, one.name)) for one in attrs.fields(kind)
+        }
+        assert {name: f"{text[0].upper()}{text[1:]}." for name, _, text in rows} == {
+            name: cell(text) for name, text in texts.items()
+        }
+
+
+def test_every_field_of_a_record_has_a_docstring() -> None:
+    """The reference shows it, and so do editors."""
+    from longrun import records
+
+    kinds = [kind for kind in vars(records).values() if isinstance(kind, type) and attrs.has(kind)]
+    assert len(kinds) > 8
+    for kind in kinds:
+        assert [one.name for one in attrs.fields(kind) if one.name not in field_docstrings(kind)] == [], kind
 
 
 def shown(value: Any) -> str:
@@ -222,11 +237,6 @@ then the default."""
 OUTPUT_TEXT = """\
 Data goes to standard output, bars and logs to standard error. Bars are drawn on a terminal only; `NO_COLOR` is
 respected. `--json` prints the [documents described here](json.md)."""
-EXECUTION_TEXT = """\
-`name` is the workflow; `current_step` the index of the step in flight or next; `progress` 0.0 to 1.0; `checkpoints` a
-count; `reason` why it is blocked or was cancelled; `hold` whether its pause lasts through restarts; `due` the end of a
-sleep, a delay, a wait or a back-off; `waiting_for` the name of a signal. Times are aware, in UTC. Lists leave out
-`step_names`."""
 
 
 def cli_page() -> str:
@@ -308,8 +318,6 @@ def record_parts(kind: Any) -> Iterator[str]:
     told, fields = field_docstrings(kind), attrs.fields(kind)
     rows = [f"| `{one.name}` | `{cell(str(one.type))}` | {cell(told.get(one.name, ''))} |" for one in fields]
     yield "\n".join(["| field | type | |", "|---|---|---|", *rows])
-    if kind.__name__ == "Execution":
-        yield EXECUTION_TEXT
 
 
 def field_docstrings(kind: type) -> dict[str, str]:

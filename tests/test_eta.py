@@ -39,6 +39,12 @@ def learned(*seconds: float) -> Weights:
     return weights_of([{(n, STEPS[n]): one for n, one in enumerate(seconds)}])
 
 
+def seconds(weights: Weights, index: int, name: str | None = None) -> float:
+    took = weights.of(index, name)
+    assert took is not None
+    return took.seconds
+
+
 def look(head: Head, weights: Weights = Weights(), own: Weights = Weights(), **options: Any) -> Forecast:  # noqa: B008 -- frozen
     spread = Spread(3, STEPS, weights, own)
     return forecast(_definition(), head, spread, NOW + 10, **options)
@@ -49,7 +55,8 @@ def _definition() -> Definition:
 
 
 def head(state: ExecutionState = State.RUNNING, **fields: Any) -> Head:
-    return Head(state=state, **({"seq": 2, "step": 1, "started": NOW, "updated": NOW} | fields))
+    usual: dict[str, Any] = {"seq": 2, "step": 1, "started": NOW, "updated": NOW, "owner": "me"}
+    return Head(state=state, **(usual | fields))
 
 
 # --- what earlier runs teach ------------------------------------------------------------------------------------------
@@ -72,15 +79,15 @@ def test_a_wait_for_a_signal_and_what_failed_do_not_count() -> None:
 
 def test_one_odd_run_does_not_spoil_the_rest() -> None:
     runs: list[dict[tuple[int, str | None], float]] = [{(0, "one"): seconds} for seconds in (1.0, 1.2, 900.0)]
-    assert weights_of(runs).of(0, "one") == 1.2
+    assert seconds(weights_of(runs), 0, "one") == 1.2
 
 
 def test_a_step_that_has_moved_is_known_by_its_name() -> None:
     weights = learned(1.0, 2.0, 3.0)
-    assert weights.of(0, "three") == 3.0
-    assert weights.of(7, "two") == 2.0
+    assert seconds(weights, 0, "three") == 3.0
+    assert seconds(weights, 7, "two") == 2.0
     assert weights.of(7, "new") is None
-    assert weights.of(1) == 2.0, "a listing does not tell names"
+    assert seconds(weights, 1) == 2.0, "a listing does not tell names"
 
 
 # --- forecasts --------------------------------------------------------------------------------------------------------
@@ -101,10 +108,37 @@ def test_the_live_rate_counts_before_history() -> None:
 def test_history_alone_counts_down() -> None:
     found = look(head(), learned(10.0, 80.0, 10.0))
     assert (found.remaining, found.basis) == (70.0 + 10.0, "history"), "ten of the eighty seconds have passed"
-    late = look(head(started=NOW - 500), learned(10.0, 80.0, 10.0))
-    assert late.remaining == 10.0
     again = look(head(), learned(10.0, 80.0, 10.0), here=30.0)
     assert again.remaining == 40.0 + 10.0, "thirty went into earlier visits"
+
+
+def test_a_step_that_takes_longer_than_usual_is_measured_by_the_runs_that_took_longer_still() -> None:
+    """Never hours of "0 s left"."""
+    weights = weights_of(
+        [{(0, "one"): 1.0, (1, "two"): seconds, (2, "three"): 5.0} for seconds in (20.0, 20.0, 20.0, 3600.0)]
+    )
+
+    def after(elapsed: float) -> float | None:
+        return look(head(started=NOW + 10 - elapsed), weights).remaining
+
+    assert after(5) == pytest.approx(15 + 5)
+    assert after(600) == pytest.approx(3000 + 5), "one run took an hour"
+    assert after(3601) is None, "none took as long"
+
+
+def test_a_first_step_that_took_no_time_says_nothing_of_the_next() -> None:
+    own = weights_of([{(0, "one"): 0.0}])
+    found = look(head(), own=own)
+    assert (found.remaining, found.basis) == (None, "none")
+    assert found.fraction == head().progress
+    half = look(head(done=50, of=100), own=own)
+    assert half.remaining == pytest.approx(10.0)
+    assert half.basis == "rate"
+
+
+def test_a_loop_of_visits_in_a_first_run_has_no_end_that_is_known() -> None:
+    own = weights_of([{(0, "one"): 2.0, (1, "two"): 30.0}])
+    assert look(head(), own=own, here=30.0).remaining is None
 
 
 def test_the_first_run_learns_from_its_own_steps() -> None:
@@ -122,6 +156,8 @@ def test_nothing_is_invented() -> None:
     weights = learned(10.0, 80.0, 10.0)
     for state in (State.PAUSED, State.BLOCKED):
         assert look(head(state), weights).remaining is None
+    assert look(head(owner=None), weights, rate=2.0).remaining is None, "its process has left it"
+    assert look(head(State.INITIALIZED, step=0, owner=None, started=None), weights).remaining == 100.0
     assert look(head(State.WAITING, signal="go", started=None), weights).remaining is None
     assert look(head(State.FAILED), weights).remaining is None
     assert look(head(State.COMPLETED, step=3, progress=1.0), weights).remaining == 0.0
@@ -129,7 +165,9 @@ def test_nothing_is_invented() -> None:
 
 def test_a_sleep_and_a_back_off_are_waited_for() -> None:
     weights = learned(10.0, 80.0, 10.0)
-    assert look(head(State.WAITING, due=NOW + 70, started=None), weights).remaining == 60.0 + 80.0 + 10.0
+    asleep = look(head(State.WAITING, due=NOW + 17, started=None), weights)
+    assert asleep.remaining == 7.0 + 80.0 + 10.0
+    assert asleep.fraction == pytest.approx(0.03), "what is left of a sleep is not done yet"
     assert look(head(attempt=1, due=NOW + 15, started=NOW + 10), weights).remaining == 5.0 + 80.0 + 10.0
 
 
@@ -162,6 +200,32 @@ async def test_it_learns_from_completed_runs_of_the_same_workflow_in_the_store()
         assert forecaster.at_once(_definition(), head(seq=0)).remaining == 50.0
 
 
+async def test_a_list_of_known_workflows_costs_no_query_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(NOW)
+    async with MemoryCheckpointStore(clock=clock) as store:
+        await store.create(create("old", State.COMPLETED, workflow="flow"))
+        rows = (row(2, 0, 30.0), row(3, 1, 30.0), row(4, 2, 30.0, "finish"))
+        ended = Head(state=State.COMPLETED, revision=1, seq=4, updated=NOW)
+        await store.save(Save(id="old", head=ended, boundaries=rows))
+        forecaster, read = Forecaster(store, clock), []
+        await forecaster.weights("flow")
+        boundaries = store.boundaries
+
+        async def counted(id: str, **options: Any) -> list[Boundary]:
+            read.append(id)
+            return await boundaries(id, **options)
+
+        monkeypatch.setattr(store, "boundaries", counted)
+        await store.create(create("again", workflow="flow"))
+        for id in ("a", "b"):
+            assert (await forecaster.of(definition(id, steps=STEPS), head(visit=2))).remaining == 60.0
+        assert read == []
+        await forecaster.of(definition("again", steps=STEPS), head(visit=7))
+        assert read == ["again"], "a step that came again took time before"
+        await forecaster.of(definition("again", steps=("new", *STEPS)), head(visit=2, seq=3))
+        assert read == ["again", "again"], "a step that nobody knows"
+
+
 async def test_the_rate_is_that_of_the_last_minute_and_of_this_visit() -> None:
     clock = ManualClock(NOW)
     async with MemoryCheckpointStore(clock=clock) as store:
@@ -175,6 +239,26 @@ async def test_the_rate_is_that_of_the_last_minute_and_of_this_visit() -> None:
         assert found.rate == pytest.approx(10.0)
         fresh = await forecaster.of(_definition(), head(seq=0, visit=2, started=clock.now()), Progress(done=0, total=5))
         assert fresh.rate is None
+
+
+async def test_a_cursor_that_hangs_has_no_pace() -> None:
+    """The forecast of a hung step grows; it does not stay at a few seconds for hours."""
+    clock = ManualClock(NOW)
+    async with MemoryCheckpointStore(clock=clock) as store:
+        forecaster = Forecaster(store, clock)
+
+        async def left(done: float) -> float:
+            found = await forecaster.of(_definition(), head(seq=0, step=2), Progress(done=done, total=100))
+            assert found.remaining is not None
+            return found.remaining
+
+        for done in range(1, 10):
+            clock.advance(10.0)
+            assert await left(done * 10) == pytest.approx(100 - done * 10)
+        clock.advance(10.0)
+        assert await left(90) == pytest.approx(10.0), "the next item is not late yet"
+        clock.advance(3600.0)
+        assert await left(90) > 300
 
 
 async def test_it_forgets_what_nobody_asks_for_any_more() -> None:

@@ -16,6 +16,7 @@ from longrun.cli._summaries import items_text, percent
 from longrun.cli._text import clean, coloured, duration, rate, say, state_text
 
 if TYPE_CHECKING:
+    from rich.progress_bar import ProgressBar
     from rich.table import Table
 
     from longrun.cli._follow import View
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 SHOWN_STEPS = 12
 """A workflow with more steps than this shows only those around the one in flight."""
+BAR = 30
 FOLD = 20
 PROGRESS_EVERY = 10.0
 ENDS = frozenset({"step", "goto", "repeat", "sleep", "wait", "finish"})
@@ -114,6 +116,22 @@ def waits_for(view: View) -> str:
     return f"for {duration(max(0.0, (head.due or 0) - time.time()))}"
 
 
+def bar(fraction: float, width: int, *, colour: str = "blue", full: str = "green", pulse: bool = False) -> ProgressBar:
+    """A bar in the colours of the states: rich's own is red until it is full, and red is for what failed."""
+    from rich.progress_bar import ProgressBar
+
+    return ProgressBar(
+        total=1.0,
+        completed=fraction,
+        width=width,
+        pulse=pulse,
+        complete_style=colour,
+        finished_style=full,
+        pulse_style=colour,
+        animation_time=time.monotonic(),
+    )
+
+
 class Bars(Lines):
     """A bar for the whole, and one for each step (of a long workflow, for those around the one in flight)."""
 
@@ -152,15 +170,15 @@ class Bars(Lines):
         self._live.update(self._table(view, forecast), refresh=True)
 
     def _table(self, view: View, forecast: Forecast) -> Table:
-        from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
         table = Table.grid(padding=(0, 1))
         for _ in range(4):
             table.add_column(no_wrap=True, overflow="ellipsis")
-        whole = ProgressBar(total=1.0, completed=forecast.fraction, width=30)
-        left = f"about {duration(forecast.remaining)} left" if forecast.remaining is not None else ""
+        whole = bar(forecast.fraction, BAR)
+        known = forecast.remaining is not None and not view.head.state.finished
+        left = f"about {duration(forecast.remaining)} left" if known else ""
         title = Text(clean(view.definition.id, limit=40), style="bold")
         table.add_row(title, whole, percent(forecast.fraction), Text(left or self._status(view)))
         for index in self._window(view):
@@ -186,25 +204,18 @@ class Bars(Lines):
         return range(first, min(total, first + 5))
 
     def _step(self, view: View, forecast: Forecast, index: int) -> tuple[Any, ...]:
-        from rich.progress_bar import ProgressBar
         from rich.text import Text
 
         head = view.head
         name = Text(f"  {index + 1}/{view.definition.total} {clean(view.definition.steps[index], limit=32)}")
         if index < head.step:
             took = duration(self._took[index]) if index in self._took else ""
-            return name, ProgressBar(total=1, completed=1, width=30), Text("✓", style="green"), Text(took, style="dim")
+            return name, bar(1.0, BAR), Text("✓", style="green"), Text(took, style="dim")
         if index > head.step or head.state.finished:
-            return Text(name.plain, style="dim"), ProgressBar(total=1, completed=0, width=30), "", ""
+            return Text(name.plain, style="dim"), bar(0.0, BAR), "", ""
         progress = view.progress
         known = progress is not None and bool(progress.total)
-        bar = ProgressBar(
-            total=1.0,
-            completed=progress.fraction if progress is not None else 0.0,
-            width=30,
-            pulse=not known and head.state == "running",
-            animation_time=time.monotonic(),
-        )
+        inside = bar(progress.fraction if progress else 0.0, BAR, pulse=not known and head.state == "running")
         parts = [
             items_text(progress),
             rate(forecast.rate) if forecast.rate else "",
@@ -212,4 +223,4 @@ class Bars(Lines):
         ]
         if head.attempt:
             parts.append(f"attempt {head.attempt + 1}")
-        return name, bar, Text("▸", style="blue"), Text("  ".join(part for part in parts if part))
+        return name, inside, Text("▸", style="blue"), Text("  ".join(part for part in parts if part))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from longrun.stored import Definition, Head, Stored
 
 BAR = 10
+ASIDES = {ExecutionState.RUNNING: " (interrupted)", ExecutionState.RESUMING: " (no worker yet)"}
+"""For those that nobody owns."""
 
 
 @frozen
@@ -30,13 +32,9 @@ class Summary:
         return schema.summary(self.execution, self.forecast)
 
 
-async def summaries(found: Sequence[Stored], forecaster: Forecaster, *, own: bool = False) -> list[Summary]:
-    """A page of executions; with `own`, each forecast looks at that run's own steps too."""
-    forecasts = [await forecaster.of(one.definition, one.head, own=own) for one in found]
-    return [
-        Summary(views.execution(one.definition, one.head), forecast)
-        for one, forecast in zip(found, forecasts, strict=True)
-    ]
+async def summaries(found: Sequence[Stored], forecaster: Forecaster) -> list[Summary]:
+    """A page of executions, with the forecast that `show` has of each."""
+    return [await summary(one.definition, one.head, forecaster) for one in found]
 
 
 async def summary(definition: Definition, head: Head, forecaster: Forecaster, live: Progress | None = None) -> Summary:
@@ -69,8 +67,7 @@ def aside(execution: Execution) -> str:
     """What the state alone does not say: that it is held, or that nobody runs what says it runs."""
     if execution.hold:
         return " (held)"
-    interrupted = execution.state in (ExecutionState.RUNNING, ExecutionState.RESUMING) and execution.owner is None
-    return " (interrupted)" if interrupted else ""
+    return ASIDES.get(execution.state, "") if execution.owner is None else ""
 
 
 def bar(fraction: float, width: int = BAR) -> str:

@@ -111,13 +111,11 @@ def number_of(number: int, noun: str) -> str:
 def rate(per_second: float | None) -> str:
     if per_second is None:
         return "–"
-    return (
-        f"{per_second:,.0f}/s"
-        if per_second >= 10
-        else f"{per_second:.1f}/s"
-        if per_second >= 1
-        else f"{per_second * 60:.1f}/min"
-    )
+    if per_second >= 10:
+        return f"{per_second:,.0f}/s"
+    if per_second >= 1:
+        return f"{per_second:.1f}/s"
+    return f"{per_second * 60:.1f}/min" if per_second * 60 >= 1 else f"{per_second * 3600:.1f}/h"
 
 
 def parse_duration(text: str) -> float:

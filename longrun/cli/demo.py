@@ -54,6 +54,7 @@ def _first_life(console, directory: Path) -> int:  # type: ignore[no-untyped-def
         program.send_signal(signal.SIGKILL)
         program.wait()
         done = _pages(directory)
+        bar(done)
     console.print(f"   [red]✗ SIGKILL[/] in the middle of step 2, after {done} of {PAGES} pages\n")
     return done
 

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from longrun import plan, schema
 from longrun.cli import _summaries as rows
-from longrun.cli._bars import Bars, Lines, step_line
+from longrun.cli._bars import Bars, Lines, step_line, waits_for
 from longrun.cli._connect import go, load_registry, make_store, value_argument
 from longrun.cli._errors import CTRL_C, FAILED, INTERRUPTED, OK, sentence
 from longrun.cli._follow import Follower, View
@@ -228,10 +228,9 @@ async def _ended(order: Order, executor: Executor, loaded: Loaded, stop: Stop, *
         code = CTRL_C
     else:
         code = INTERRUPTED
-        _tell(
-            order,
-            f"paused at {step_line(view)}{_inside(loaded)}, resume with:\n  {_again(order, loaded.definition.id)}",
-        )
+        waits = f", waits {waits_for(view)}" if head.state is State.WAITING else ""
+        where = f"{step_line(view)}{_inside(loaded)}{waits}"
+        _tell(order, f"paused at {where}, resume with:\n  {_again(order, loaded.definition.id)}")
     if as_json:
         summary = await rows.summary(loaded.definition, head, executor.forecaster)
         fields = {"result": result, "error": head.error, "reason": head.reason, "exit_code": code}

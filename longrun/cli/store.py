@@ -20,7 +20,7 @@ def store_command() -> None:
     """Look at a store, migrate it, copy it to another."""
 
 
-@store_command.command("info")
+@store_command.command("info", short_help="What kind of store it is, and what is in it.")
 @store_option
 @json_option
 def info_command(store: str | None, as_json: bool) -> None:
@@ -28,7 +28,7 @@ def info_command(store: str | None, as_json: bool) -> None:
     _show(*go(_info, make_store(store)), as_json)
 
 
-@store_command.command("migrate")
+@store_command.command("migrate", short_help="Bring it to the format of this version.")
 @store_option
 @json_option
 def migrate_command(store: str | None, as_json: bool) -> None:
@@ -68,7 +68,7 @@ def _show(facts: dict[str, object], counts: Any, as_json: bool) -> None:
     out(f"{'executions':<20} {counts_line(counts)}")
 
 
-@store_command.command("copy")
+@store_command.command("copy", short_help="Carry everything to another store.")
 @click.argument("source")
 @click.argument("target")
 @json_option

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+from attrs import frozen
 
 from longrun import schema
 from longrun.cli import _summaries as rows
+from longrun.cli._bars import bar
 from longrun.cli._connect import go, make_store, reading
 from longrun.cli._options import filters, json_option, query_of, store_option
 from longrun.cli._text import STATES, clean, coloured, duration, json_text, moment, out, rate
@@ -19,6 +21,7 @@ from longrun.records import FINISHED, ExecutionState
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from longrun.desk import Desk
     from longrun.stored import Query
@@ -45,54 +48,62 @@ def watch_command(store: str | None, as_json: bool, interval: float, limit: int,
 
 
 async def _watch(store: Any, query: Query, interval: float, once: bool, as_json: bool) -> None:
+    import anyio
+
+    display = _Documents() if as_json else _Table() if sys.stdout.isatty() else _Lines()
     async with reading(store) as desk:
-        if as_json:
-            await _loop(_Documents(desk, query), interval, once)
-        elif sys.stdout.isatty():
-            await _live(desk, query, interval, once)
-        else:
-            await _loop(_Lines(desk, query), interval, once)
+        with display:
+            while True:
+                display.show(await _look(desk, query))
+                if once:
+                    return
+                await anyio.sleep(interval)
 
 
-class _View:
-    def __init__(self, desk: Desk, query: Query) -> None:
-        self._desk, self._query = desk, query
-        self._forecaster = desk.forecaster
+@frozen
+class _Look:
+    """What one look at the store found."""
 
-    async def look(self) -> tuple[list[rows.Summary], dict[ExecutionState, int]]:
-        found = await self._desk.store.find(self._query)
-        everywhere = attrs.evolve(self._query, states=None)
-        return await rows.summaries(found, self._forecaster, own=True), await self._desk.count(everywhere)
-
-    async def show(self) -> None:
-        raise NotImplementedError
+    found: list[rows.Summary]
+    counts: dict[ExecutionState, int]
+    moment: datetime
 
 
-class _Documents(_View):
-    async def show(self) -> None:
-        found, counts = await self.look()
-        executions = [one.to_json() for one in found]
-        now = schema.time(datetime.now(UTC))
-        out(json_text(schema.document("running", executions=executions, counts=rows.counts_json(counts), time=now)))
+async def _look(desk: Desk, query: Query) -> _Look:
+    found = await rows.summaries(await desk.store.find(query), desk.forecaster)
+    return _Look(found, await desk.count(attrs.evolve(query, states=None)), datetime.now(UTC))
 
 
-class _Lines(_View):
+# --- three ways to show it --------------------------------------------------------------------------------------------
+
+
+class _Documents(AbstractContextManager[None]):
+    """A document a look, a line each."""
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, look: _Look) -> None:
+        executions, counts = [one.to_json() for one in look.found], rows.counts_json(look.counts)
+        out(json_text(schema.document("running", executions=executions, counts=counts, time=schema.time(look.moment))))
+
+
+class _Lines(AbstractContextManager[None]):
     """A line for whatever has changed since the last look."""
 
-    _shown: dict[str, str]
+    def __init__(self) -> None:
+        self._shown: dict[str, str] = {}
 
-    def __init__(self, desk: Desk, query: Query) -> None:
-        super().__init__(desk, query)
-        self._shown = {}
+    def __exit__(self, *_: object) -> None:
+        pass
 
-    async def show(self) -> None:
-        found, _ = await self.look()
-        now = {one.execution.id: self._line(one) for one in found}
+    def show(self, look: _Look) -> None:
+        now = {one.execution.id: self._line(one) for one in look.found}
         for id in self._shown.keys() - now.keys():
-            out(f"{moment(datetime.now(UTC))}  {clean(id)}  no longer in this view")
+            out(f"{moment(look.moment)}  {clean(id)}  no longer in this view")
         for id, line in now.items():
             if self._shown.get(id) != line:
-                out(f"{moment(datetime.now(UTC))}  {line}")
+                out(f"{moment(look.moment)}  {line}")
         self._shown = now
 
     @staticmethod
@@ -102,72 +113,78 @@ class _Lines(_View):
         return f"{clean(execution.id)}  {execution.state.value}  {percent}  step {rows.step_text(execution)}"
 
 
-async def _loop(view: _View, interval: float, once: bool) -> None:
-    import anyio
+class _Table(AbstractContextManager[None]):
+    """A table that is drawn anew in its place."""
 
-    while True:
-        await view.show()
-        sys.stdout.flush()
-        if once:
-            return
-        await anyio.sleep(interval)
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
 
+        self._console = Console(color_system="auto" if coloured(sys.stdout) else None, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, screen=False, vertical_overflow="ellipsis")
 
-async def _live(desk: Desk, query: Query, interval: float, once: bool) -> None:
-    import anyio
-    from rich.console import Console
-    from rich.live import Live
+    def __enter__(self) -> None:
+        self._live.start()
 
-    view = _View(desk, query)
-    console = Console(color_system="auto" if coloured(sys.stdout) else None, highlight=False)
-    with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="ellipsis") as live:
-        while True:
-            live.update(_table(*await view.look(), console.width), refresh=True)
-            if once:
-                return
-            await anyio.sleep(interval)
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, look: _Look) -> None:
+        self._live.update(_table(look, self._console.width), refresh=True)
 
 
-NARROW = 110
-"""Below so many columns a terminal shows only what matters most."""
-COLUMNS = {"state": True, "id": True, "workflow": False, "progress": True, "": True, "step": True}
-COLUMNS |= {"rate": False, "left": True, "checkpoint": False, "owner": False}
-"""The columns, and whether a narrow terminal has them too."""
+GAP = 2
+BAR = 20
+SMALL_BAR = 10
+DROPPED = ("workflow", "owner", "rate", "checkpoint")
+"""The columns that a narrow terminal does without, the first of them first."""
 
 
-def _table(found: list[rows.Summary], counts: dict[ExecutionState, int], width: int) -> Table:
+def _table(look: _Look, width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    chosen = [narrow or width >= NARROW for narrow in COLUMNS.values()]
-    table = Table(box=None, padding=(0, 1), caption=rows.counts_line(counts), caption_justify="left", expand=False)
-    for name in compress(COLUMNS, chosen):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=12 if name == "id" else None)
-    now = datetime.now(UTC)
-    for one in found:
-        table.add_row(*compress(_cells(one, now, 20 if width >= NARROW else 10), chosen))
-    if not found:
+    lines = [_cells(one, look.moment) for one in look.found]
+    length, columns = _fitting(lines, width)
+    table = Table(box=None, padding=(0, 1), caption=rows.counts_line(look.counts), caption_justify="left", expand=False)
+    for name in columns:
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for one, cells in zip(look.found, lines, strict=True):
+        _, colour = STATES[one.execution.state.value]
+        drawn: dict[str, Any] = {**cells, "progress": bar(one.forecast.fraction, length, colour=colour, full=colour)}
+        table.add_row(*(drawn[name] for name in columns))
+    if not look.found:
         table.add_row(Text("nothing is under way here", style="dim"))
     return table
 
 
-def _cells(one: rows.Summary, now: datetime, width: int) -> tuple[Any, ...]:
-    from rich.progress_bar import ProgressBar
+def _fitting(lines: list[dict[str, Text]], width: int) -> tuple[int, list[str]]:
+    """How wide the bars are, and which columns there is room for."""
+    widths = {name: max(len(name), *(line[name].cell_len for line in lines)) + GAP for name in (lines or [{}])[0]}
+    length = BAR if sum(widths.values()) + BAR + GAP <= width else SMALL_BAR
+    for name in DROPPED:
+        if sum(widths.values()) + length + GAP > width:
+            widths.pop(name, None)
+    names = list(widths)
+    place = names.index("%") if "%" in names else 0
+    return length, [*names[:place], "progress", *names[place:]]
+
+
+def _cells(one: rows.Summary, now: datetime) -> dict[str, Text]:
+    """What the columns show of an execution; the bar comes between them."""
     from rich.text import Text
 
     execution, forecast = one.execution, one.forecast
     glyph, colour = STATES[execution.state.value]
     saved = duration((now - execution.last_update).total_seconds())
-    cells = (
-        clean(execution.id, limit=40),
-        clean(execution.name, limit=24),
-        rows.percent(forecast.fraction),
-        rows.step_text(execution),
-        rate(forecast.rate),
-        "–" if execution.state.finished else duration(forecast.remaining),
-        f"{saved} ago",
-        clean(execution.owner or "–", limit=32),
-    )
-    name, workflow, percent, *rest = map(Text, cells)
-    state = Text(f"{glyph} {execution.state.value}{rows.aside(execution)}", style=colour)
-    return state, name, workflow, ProgressBar(total=1.0, completed=forecast.fraction, width=width), percent, *rest
+    return {
+        "state": Text(f"{glyph} {execution.state.value}{rows.aside(execution)}", style=colour),
+        "id": Text(clean(execution.id, limit=40)),
+        "workflow": Text(clean(execution.name, limit=24)),
+        "%": Text(rows.percent(forecast.fraction)),
+        "step": Text(rows.step_text(execution)),
+        "rate": Text(rate(forecast.rate)),
+        "left": Text("–" if execution.state.finished else duration(forecast.remaining)),
+        "checkpoint": Text(f"{saved} ago"),
+        "owner": Text(clean(execution.owner or "–", limit=32)),
+    }

@@ -6,20 +6,17 @@ have an index of that: a chart costs what it shows, however long the history beh
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from longrun import schema
+from longrun.dashboard.kept import Kept
 from longrun.records import FINISHED, to_time
 from longrun.stored import Query
 from longrun.stores.store import CheckpointStore
 
 BUCKETS = 30
 KEEP_AT_LEAST = 3.0
-KEEP_FACTOR = 20
-"""A chart is kept for this many times what it took to make: making them never keeps a store busy."""
-REMEMBERED = 50
 
 
 class Charts:
@@ -27,23 +24,17 @@ class Charts:
 
     def __init__(self, store: CheckpointStore, now: Callable[[], float]) -> None:
         self._store, self._now = store, now
-        self._made: dict[tuple[int, str | None], tuple[float, dict[str, Any]]] = {}
+        self._made: Kept[dict[str, Any]] = Kept(KEEP_AT_LEAST)
 
     async def started(self, hours: int, workflow: str | None) -> dict[str, Any]:
         """Executions by when they were created, over the last `hours`, and how many of them stand how."""
-        until, chart = self._made.get((hours, workflow), (0.0, {}))
-        began = time.monotonic()
-        if began < until:
-            return chart
+        return await self._made.get((hours, workflow), lambda: self._make(hours, workflow))
+
+    async def _make(self, hours: int, workflow: str | None) -> dict[str, Any]:
         width = hours * 3600 // BUCKETS
         last = int(self._now() // width)
         numbers = range(last - BUCKETS + 1, last + 1)
-        chart = {"buckets": [await self._bucket(width, number, workflow) for number in numbers], "width": width}
-        done = time.monotonic()
-        if len(self._made) >= REMEMBERED:
-            self._made.clear()
-        self._made[hours, workflow] = (done + max(KEEP_AT_LEAST, (done - began) * KEEP_FACTOR), chart)
-        return chart
+        return {"buckets": [await self._bucket(width, number, workflow) for number in numbers], "width": width}
 
     async def _bucket(self, width: int, number: int, workflow: str | None) -> dict[str, Any]:
         start = number * width

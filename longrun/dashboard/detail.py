@@ -6,6 +6,7 @@ Place in the life of an execution: whenever somebody looks into one.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ import attrs
 
 from longrun import lease, plan, schema
 from longrun.dashboard.diff import differences
+from longrun.dashboard.kept import Kept
 from longrun.dashboard.listing import Listing
 from longrun.dashboard.timeline import Timeline, row_json
 from longrun.errors import ConfigError
@@ -30,6 +32,7 @@ STATE_TEXT = 200_000
 UNCHANGING = frozenset({"pause", "resume", "retry", "block", "wake", "fail", "cancel"})
 """Rows that leave the state as it was."""
 LOOK_BACK = 100
+REMEMBERED = 100
 NEEDS_WORKER = frozenset({ExecutionState.INITIALIZED, ExecutionState.RESUMING})
 
 
@@ -40,13 +43,17 @@ class Details:
         self._store, self._listing, self._now = store, listing, now
         self._planner = plan.Planner(store)
         self.timeline = Timeline(store)
+        self._children: Kept[list[Stored]] = Kept()
+        self._rows: OrderedDict[tuple[str, float], dict[int, dict[str, Any]]] = OrderedDict()
+        """Those of the checkpoints shown last, by id and creation: a row never changes, and is not read again."""
 
     async def of(self, id: str) -> dict[str, Any]:
         loaded = await self._store.load(check_id(id))
         owners = await self._store.owners()
         alive = frozenset(owner.id for owner in owners) - lease.gone(owners)
         head, definition = loaded.head, loaded.definition
-        children = await self._store.find(Query(parent_id=id, limit=CHILDREN + 1))
+        query = Query(parent_id=id, limit=CHILDREN + 1)
+        children = await self._children.get(id, lambda: self._store.find(query))
         return {
             "execution": await self._listing.summary(Stored(definition=definition, head=head)),
             "error": head.error,
@@ -85,14 +92,22 @@ class Details:
     async def _kept(self, loaded: Loaded) -> list[dict[str, Any]]:
         """The checkpoints whose states are kept, newest last."""
         wanted = [seq for seq, _ in loaded.kept][-CHECKPOINTS:]
-        if not wanted:
-            return []
-        id = loaded.definition.id
-        rows = {row.seq: row for row in await self._store.boundaries(id, after=wanted[0] - 1)}
-        for seq in wanted:
+        id, created = loaded.definition.id, loaded.definition.created
+        rows = self._rows.get((id, created), {})
+        unknown = [seq for seq in wanted if seq not in rows]
+        if unknown:
+            found = await self._store.boundaries(id, after=unknown[0] - 1)
+            rows = rows | {row.seq: _checkpoint(row) for row in found}
+        for seq in unknown:
             if seq not in rows:
-                rows |= {row.seq: row for row in await self._store.boundaries(id, after=seq - 1, limit=1)}
-        return [_checkpoint(rows[seq]) for seq in wanted if seq in rows]
+                found = await self._store.boundaries(id, after=seq - 1, limit=1)
+                rows |= {row.seq: _checkpoint(row) for row in found}
+        rows = {seq: rows[seq] for seq in wanted if seq in rows}
+        self._rows[id, created] = rows
+        self._rows.move_to_end((id, created))
+        while len(self._rows) > REMEMBERED:
+            self._rows.popitem(last=False)
+        return list(rows.values())
 
     async def rows(self, id: str, after: int, before: int | None) -> dict[str, Any]:
         """The timeline between two numbers, folded where it is long, and the names of the next steps."""
@@ -157,6 +172,8 @@ def _in_flight(loaded: Loaded) -> dict[str, Any] | None:
     if head.state.finished:
         return None
     return {
+        "state": head.state.value,
+        "owned": head.owner is not None,
         "step": head.step,
         "name": steps[head.step] if head.step < len(steps) else None,
         "started": schema.time(to_time(head.started)),

@@ -6,7 +6,6 @@ Place in the life of an execution: whenever somebody looks at many.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -16,10 +15,11 @@ from attrs import frozen
 from starlette.datastructures import QueryParams
 
 from longrun import schema, views
+from longrun.dashboard.kept import Kept
 from longrun.desk import check_states
 from longrun.errors import ConfigError
 from longrun.eta import Forecaster
-from longrun.records import ExecutionState, Forecast
+from longrun.records import ExecutionState
 from longrun.stored import Query, Stored
 from longrun.stores.store import CheckpointStore
 
@@ -28,10 +28,6 @@ SORT_WINDOW = 5000
 PAGE = 50
 PAGE_LIMIT = 200
 NEWEST_FIRST = "-created"
-SLOW = 0.1
-KEEP_FACTOR = 20
-"""A count that took long is kept for this many times as long: counting never keeps a store busy."""
-REMEMBERED = 50
 
 SORTS: Mapping[str, Callable[[Stored, float], Any]] = {
     "created": lambda one, now: one.definition.created,
@@ -141,7 +137,7 @@ class Listing:
 
     def __init__(self, store: CheckpointStore, forecaster: Forecaster, now: Callable[[], float]) -> None:
         self._store, self._forecaster, self._now = store, forecaster, now
-        self._counts: dict[Filters, tuple[float, dict[ExecutionState, int]]] = {}
+        self._counts: Kept[dict[ExecutionState, int]] = Kept()
 
     async def page(self, filters: Filters) -> dict[str, Any]:
         found, follows = await self.find(filters)
@@ -159,18 +155,8 @@ class Listing:
         """How many match, by state, whichever states are chosen. What took long to count is kept for a while: a text
         is looked for in every execution."""
         key = attrs.evolve(filters, states=None, sort=NEWEST_FIRST, limit=PAGE, after=None)
-        until, known = self._counts.get(key, (0.0, {}))
-        began = time.monotonic()
-        if began < until:
-            return known
-        found = await self._store.count(key.query(self._now()))
-        counts = {state: found.get(state, 0) for state in ExecutionState}
-        took = time.monotonic() - began
-        if took > SLOW:
-            if len(self._counts) >= REMEMBERED:
-                self._counts.clear()
-            self._counts[key] = (time.monotonic() + took * KEEP_FACTOR, counts)
-        return counts
+        found = await self._counts.get(key, lambda: self._store.count(key.query(self._now())))
+        return {state: found.get(state, 0) for state in ExecutionState}
 
     async def find(self, filters: Filters) -> tuple[list[Stored], str | None]:
         """A page, and where the next one begins."""
@@ -193,12 +179,8 @@ class Listing:
 
     async def summary(self, one: Stored) -> dict[str, Any]:
         """An execution as a list may show it."""
-        return schema.summary(views.execution(one.definition, one.head), await self.forecast(one))
-
-    async def forecast(self, one: Stored) -> Forecast:
-        if one.head.state.finished:
-            return Forecast(fraction=one.head.progress, remaining=0.0)
-        return await self._forecaster.of(one.definition, one.head)
+        forecast = await self._forecaster.of(one.definition, one.head)
+        return schema.summary(views.execution(one.definition, one.head), forecast)
 
 
 def _place(after: str | None) -> tuple[float, str] | None:

@@ -68,6 +68,14 @@ def test_list_filters_and_pages(url: str) -> None:
     assert ids("--limit", "2", "--after", page["next"]) == ["waiting", "failed"]
 
 
+def test_lists_and_show_have_one_forecast(url: str) -> None:
+    """Whoever looks, the same fraction and the same time left: on the first run of a workflow too."""
+    prepare(url, interrupted("a"), finished("approve", {}, "b"))
+    for words in (["list"], ["watch", "--once"]):
+        for one in read(*words, "--store", url)["executions"]:
+            assert one["progress"] == read("show", one["id"], "--store", url)["execution"]["progress"]
+
+
 def test_lists_hold_no_error_reason_or_state(url: str) -> None:
     """Errors and states are shown where one execution is, never in lists."""
     populate(url)

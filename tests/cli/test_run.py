@@ -166,6 +166,15 @@ def test_a_signal_brings_it_to_a_checkpoint_and_its_id_resumes_it(url: str, proc
     assert again.returncode == 4
 
 
+def test_interrupted_in_a_wait_it_says_what_it_waits_for(file_url: str, process: Process) -> None:
+    run = process("run", APP, "approve", "--id", "a", "--store", file_url, "--state", "{}")
+    until(lambda: shown(file_url, "a").get("execution", {}).get("state") == "waiting", "it waits")
+    run.send_signal(signal.SIGINT)
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 4
+    assert "paused at step 3/3 report, waits for signal 'approval': longrun signal a approval, resume with:" in told
+
+
 def test_a_second_signal_cuts_the_patience_short(file_url: str, process: Process) -> None:
     """A step without checkpoints would take the whole drain_timeout, which is an hour here."""
     patient = environment(LONGRUN_DRAIN_TIMEOUT="3600")
@@ -323,7 +332,8 @@ def test_bars_on_a_terminal(file_url: str) -> None:
     assert re.search(r"2/3 crawl\s+━+.*▸\s+\d+/60", plain)
     assert re.search(r"a\s+━+.*\d+%", plain)
     assert re.search(r"1/3 prepare\s+━+\s+✓", plain)
-    assert "\x1b[3" in text, "it has colours"
+    assert "\x1b[34m━" in text, "a bar has the colour of the state: red is for what failed"
+    assert "100% completed" in plain, "and at the end no time is left to tell"
     assert '"reported": true' in plain
 
 
@@ -368,6 +378,8 @@ def test_watch_on_a_terminal_is_a_table(file_url: str) -> None:
     for word in ("state", "progress", "rate", "left", "checkpoint", "owner", "▸ running (interrupted)", "━━━"):
         assert word in plain
     assert "◷ waiting" in plain
+    assert "…" not in on_terminal("watch", "--once", "--store", file_url, width=105)[1], "columns are left out, not cut"
     narrow = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", on_terminal("watch", "--once", "--store", file_url, width=80)[1])
     assert "rate" not in narrow
+    assert "…" not in narrow
     assert re.search(r"▸ running \(interrupted\)  a .* 2/3 \(\d+/1,000\)", narrow)

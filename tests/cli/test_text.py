@@ -67,6 +67,14 @@ def test_durations_are_read(given: str, seconds: float) -> None:
     assert text.parse_duration(given) == seconds
 
 
+@pytest.mark.parametrize(
+    ("per_second", "expected"),
+    [(None, "–"), (1234.0, "1,234/s"), (2.5, "2.5/s"), (0.5, "30.0/min"), (1 / 3600, "1.0/h")],
+)
+def test_a_rate_is_never_shown_as_nothing(per_second: float | None, expected: str) -> None:
+    assert text.rate(per_second) == expected
+
+
 @pytest.mark.parametrize("given", ["", "x", "3 years", "-3s", "1h30"])
 def test_what_is_no_duration_is_refused(given: str) -> None:
     with pytest.raises(ValueError, match="is no duration"):

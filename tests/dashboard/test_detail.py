@@ -10,7 +10,8 @@ import pytest
 
 from longrun import Executor, ExecutorConfig, RetryPolicy, Sleep, StepContext, StepRegistry, WaitFor
 from longrun.dashboard.diff import CHANGES, differences
-from longrun.dashboard.timeline import FOLDS, ROWS, TAIL, fold_size
+from longrun.dashboard.timeline import FOLDS, ROWS, TAIL, Timeline, fold_size
+from longrun.stored import Boundary
 from longrun.stores.store import CheckpointStore
 from tests.dashboard.asgi import Browser
 from tests.dashboard.samples import created, long_run
@@ -170,6 +171,44 @@ async def test_a_short_run_is_not_folded_and_a_long_one_is(browser: Browser, sto
     assert covered == list(range(1, 3001))
     assert sum(fold["retried"] for fold in folds) >= 10
     assert sum(fold["waits"] for fold in folds) >= 25
+
+
+@pytest.mark.parametrize(("rows", "reads"), [(10_000, 2), (120_000, 201)])
+async def test_folds_are_read_many_at_a_time(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, rows: int, reads: int
+) -> None:
+    """A read of a file costs as much as the whole. Of large folds only the beginning and the end are read."""
+    long_run(store, "long", rows)
+    asked, read = [], store.boundaries
+
+    async def boundaries(id: str, *, after: int = 0, limit: int = 1000) -> list[Boundary]:
+        asked.append((after, limit))
+        return await read(id, after=after, limit=limit)
+
+    monkeypatch.setattr(store, "boundaries", boundaries)
+    timeline = Timeline(store)
+    first = await timeline.between("long", 0.0, 0, rows)
+    assert len(asked) <= reads
+    assert sum(row["count"] for row in first if row["fold"]) + sum(not row["fold"] for row in first) == rows
+    assert {row["examined"] for row in first if row["fold"]} == {100 if rows == 10_000 else 1000}
+    asked.clear()
+    assert await timeline.between("long", 0.0, 0, rows) == first
+    assert len(asked) == 1, "the folds are remembered"
+
+
+async def test_rows_that_are_known_are_not_read_again(
+    browser: Browser, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a step goes on, each look costs one load."""
+    long_run(store, "long", 700)
+    first = (await browser.get("/api/executions/long")).json()
+    assert len(first["checkpoints"]) == 50
+
+    async def boundaries(id: str, **options: object) -> list[Boundary]:
+        raise AssertionError("it was read again")
+
+    monkeypatch.setattr(store, "boundaries", boundaries)
+    assert (await browser.get("/api/executions/long")).json()["checkpoints"] == first["checkpoints"]
 
 
 async def test_a_fold_can_be_opened(browser: Browser, store: CheckpointStore) -> None:

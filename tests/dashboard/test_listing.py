@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from longrun import ExecutionState, schema
+from longrun.dashboard.kept import KEEP_FACTOR, REMEMBERED, Kept
 from longrun.records import to_time
 from longrun.stores.store import CheckpointStore
 from tests.dashboard.asgi import Browser
@@ -141,6 +142,40 @@ async def test_progress_that_is_no_number_does_not_break_the_list(browser: Brows
     await store.create(attrs.evolve(made, head=attrs.evolve(made.head, done=float("inf"), of=float("nan"))))
     answer = await browser.get("/api/executions")
     assert answer.json()["executions"][0]["step_progress"] == {"done": None, "total": None, "message": None}
+
+
+@pytest.mark.usefixtures("some")
+async def test_what_failed_has_no_time_left(browser: Browser) -> None:
+    found = (await browser.get("/api/executions")).json()["executions"]
+    assert {one["state"]: one["progress"]["remaining_seconds"] for one in found} == {
+        "completed": 0.0,
+        "failed": None,
+        "paused": None,
+        "waiting": None,
+    }
+
+
+async def test_only_slow_answers_are_kept_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("longrun.dashboard.kept.time.monotonic", lambda: now)
+    asked: list[float] = []
+
+    async def ask(seconds: float) -> int:
+        nonlocal now
+        now += seconds
+        asked.append(seconds)
+        return len(asked)
+
+    kept = Kept[int]()
+    assert [await kept.get("quick", lambda: ask(0.01)) for _ in range(2)] == [1, 2]
+    assert [await kept.get("slow", lambda: ask(1.0)) for _ in range(3)] == [3, 3, 3]
+    now += KEEP_FACTOR + 0.1
+    assert await kept.get("slow", lambda: ask(1.0)) == 4
+    for n in range(2 * REMEMBERED):
+        await kept.get(n, lambda: ask(1.0))
+    assert len(kept._known) <= REMEMBERED
+    a_while = Kept[int](at_least=3.0)
+    assert await a_while.get("quick", lambda: ask(0.01)) == await a_while.get("quick", lambda: ask(0.01))
 
 
 async def test_suggestions_come_from_what_is_stored(browser: Browser, store: CheckpointStore) -> None:

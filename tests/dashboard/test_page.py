@@ -193,6 +193,8 @@ async def test_filters_counts_and_order_stand_in_the_address(visit: Visit, store
     assert "sort=created" in page.url
     await page.reload()
     await visit.see("tbody tr:first-child a.id", "run-000000")
+    await visit.see(".pages", "Next →")
+    assert await page.locator("button:has-text('Older')").count() == 0, "what comes next is not older in this order"
 
 
 async def test_pages_go_on_and_back_and_a_filter_without_matches_offers_to_be_cleared(
@@ -309,6 +311,23 @@ async def test_it_is_paused_resumed_and_signalled_with_json(visit: Visit, store:
         assert (await run.result())["signal"] == {"answer": 42}
 
 
+async def test_a_wait_is_drawn_once_and_what_nobody_runs_is_called_interrupted(
+    visit: Visit, store: CheckpointStore
+) -> None:
+    await store.create(created("left", state="running"))
+    async with Executor(registry, store=store, config=CONFIG) as executor:
+        await (await executor.start("ask", {}, id="asks")).wait("waiting")
+        page = await visit.enter("#/run/asks")
+        await visit.see(".gantt li", "waits for go")
+        assert await page.locator(".gantt .what", has_text="done").count() == 1
+        assert await page.locator(".gantt rect.wait").count() == 1
+    await visit.go("#/run/left")
+    await visit.see(".title .badge", "running (interrupted)")
+    await visit.see(".gantt li.now", "interrupted")
+    await visit.go("#/")
+    await visit.see("td.state .badge", "running (interrupted)")
+
+
 async def test_a_fork_from_a_checkpoint_opens_the_new_execution(visit: Visit, store: CheckpointStore) -> None:
     async with Executor(registry, store=store, config=CONFIG) as executor:
         await (await executor.start("job", {"pages": 1}, id="job")).result()
@@ -339,7 +358,7 @@ async def test_a_run_of_ten_thousand_steps_is_drawn_folded_and_stays_quick(
 ) -> None:
     long_run(store, "long", 10_000)
     page = await visit.enter("#/run/long")
-    await visit.see(".gantt .fold", "rows from 1")
+    await visit.see(".gantt .fold", "rows 1–")
     assert await page.locator(".gantt li").count() <= 500
     await visit.see(".resume", "step 10,000 of 10,000")
     await page.hover(".gantt .fold >> nth=0 >> button")
@@ -418,6 +437,10 @@ async def test_workers_and_charts_have_their_pages(visit: Visit, store: Checkpoi
     async with Executor(registry, store=store, config=CONFIG):
         await visit.see(".workers .badge", "alive")
         await visit.see(".workers .lease", "left")
+        await page.set_viewport_size({"width": 360, "height": 800})
+        for name, title in (("count", '"executions: "'), ("queues", '"queues: "')):
+            label = f"getComputedStyle(document.querySelector('.workers td.{name}'), '::before').content"
+            assert await page.evaluate(label) == title, "where there is no head, each value says what it is"
     await visit.go("#/charts?hours=1")
     await visit.see("figcaption", "200 in all")
     await visit.see("figcaption", "30 of 180")
@@ -429,6 +452,8 @@ async def test_workers_and_charts_have_their_pages(visit: Visit, store: Checkpoi
 
 SCREENS = [("light", 360), ("dark", 360), ("dark", 768), ("light", 1280)]
 PLACES = {"#/": "a.id", "#/run/long": ".gantt li", "#/workers": "h1", "#/charts": "svg.chart"}
+HIDDEN = "Math.max(0, ...[...document.querySelectorAll('.scroll')].map(one => one.scrollWidth - one.clientWidth))"
+"""How much of a table stands behind the edge of its place."""
 PAPER = {"light": "rgb(246, 247, 249)", "dark": "rgb(14, 17, 22)"}
 
 
@@ -447,6 +472,7 @@ async def test_no_page_is_wider_than_its_screen(visit: Visit, store: CheckpointS
             await visit.go(place)
             await page.wait_for_selector(sign)
             assert await page.evaluate("document.documentElement.scrollWidth") <= width, (place, scheme, width)
+            assert await page.evaluate(HIDDEN) == 0, (place, scheme, width)
             await photograph(page, f"{scheme}-{width}-{place.strip('#/').replace('/', '-') or 'list'}")
     await page.emulate_media(color_scheme="light")
 

@@ -87,5 +87,5 @@ const nicePart = (part) => [0.05, 0.1, 0.25, 0.5, 1].find((edge) => part <= edge
 
 function nice(value) {
   const base = 10 ** Math.floor(Math.log10(Math.max(1, value)));
-  return [1, 2, 4, 5, 10].map((one) => Math.max(2, one * base)).find((edge) => value <= edge);
+  return [1, 2, 3, 4, 6, 8, 10].map((one) => Math.max(2, one * base)).find((edge) => value <= edge);
 }

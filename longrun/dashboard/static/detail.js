@@ -2,7 +2,7 @@
 
 import { execution, get, Live } from "./api.js";
 import { can, verbs } from "./controls.js";
-import { badge, bytes, clock, duration, FINISHED, h, moment, number, patch, problem, seconds } from "./dom.js";
+import { aside, badge, bytes, clock, duration, FINISHED, h, moment, number, pace, patch, problem, seconds } from "./dom.js";
 import { bar, nameCell, progressCell, stepText } from "./list.js";
 import { Timeline } from "./timeline.js";
 
@@ -70,7 +70,7 @@ class Detail {
     this.data = data;
     const one = data.execution;
     const over = FINISHED.has(one.state);
-    patch(this.top, [one.id, one.state, one.hold, one.workflow, one.version, one.waiting_for], () => this.header(one));
+    patch(this.top, [one.id, one.state, aside(one), one.workflow, one.version, one.waiting_for], () => this.header(one));
     patch(this.state, [one.progress, one.state, one.step, one.step_progress, one.attempt, data.resume, data.hint, one.due, one.waiting_for], () => progress(data, over));
     patch(this.error, [data.error, data.reason, data.damage, data.plan.notes], () => errors(data));
     patch(this.facts, [one.queue, one.priority, one.owner, one.started, one.ended, one.checkpoints, one.parent_id, one.metadata, data.crashes, data.plan.owner_alive], () => facts(data));
@@ -84,7 +84,7 @@ class Detail {
     const chosen = this.control ? ["pause", "resume", "retry", "signal", "cancel"].filter((verb) => can[verb](one.state)) : [];
     return [
       h("p", { class: "soft crumbs" }, h("a", { href: "#/" }, "Executions"), " / ", one.workflow, one.version === "1" ? "" : ` v${one.version}`),
-      h("div", { class: "title" }, h("h1", null, one.id), badge(one.state, one.hold ? "(held)" : "")),
+      h("div", { class: "title" }, h("h1", null, one.id), badge(one.state, aside(one))),
       chosen.length ? h("div", { class: "actions" }, chosen.map((verb) => button(verb, verb === "signal" ? one.waiting_for : undefined))) : null,
     ];
   }
@@ -141,7 +141,7 @@ function progress(data, over) {
   const left = one.progress.remaining_seconds;
   const words = [h("b", null, `${Math.floor(one.progress.fraction * 100 + 1e-9)}%`), ` · ${stepText(one)}`];
   if (!over && left !== null) words.push(` · about ${duration(left)} left`, h("span", { class: "soft" }, ` (${BASIS[one.progress.basis] || one.progress.basis})`));
-  if (!over && one.progress.items_per_second) words.push(` · ${one.progress.items_per_second.toFixed(1)} items/s`);
+  if (!over && one.progress.items_per_second) words.push(` · ${pace(one.progress.items_per_second)}`);
   if (one.waiting_for) words.push(` · waits for signal “${one.waiting_for}”`);
   if (!over && one.due) words.push(" · due ", clock(one.due, "until"));
   if (!over && one.attempt) words.push(` · attempt ${one.attempt + 1}`);
@@ -169,7 +169,7 @@ function facts(data) {
   const one = data.execution;
   const owner = one.owner ? `${one.owner}${data.plan.owner_alive ? "" : " (not alive)"}` : "nobody";
   const took = one.ended ? duration(seconds(one.ended) - seconds(one.started)) : clock(one.started, "since");
-  const pairs = [["Started", moment(one.started)], [one.ended ? "Took" : "So far", took], ["Queue", one.queue + (one.priority ? `, priority ${one.priority}` : "")], ["Owner", owner], ["Rows", number(one.checkpoints)]];
+  const pairs = [["Started", moment(one.started)], [one.ended ? "Took" : "So far", took], ["Queue", one.queue + (one.priority ? `, priority ${one.priority}` : "")], ["Owner", owner], ["Checkpoints", number(one.checkpoints)]];
   if (one.parent_id) pairs.push(["Parent", h("a", { href: `#/run/${encodeURIComponent(one.parent_id)}` }, one.parent_id)]);
   if (data.crashes) pairs.push(["Crashes", number(data.crashes)]);
   for (const [key, value] of Object.entries(one.metadata)) pairs.push([key, typeof value === "string" ? value : JSON.stringify(value)]);
@@ -205,6 +205,6 @@ function mail(data) {
 
 function children(data) {
   if (!data.children.length) return [];
-  const row = (one) => h("tr", null, h("td", { class: "state" }, badge(one.state)), h("td", { class: "name" }, nameCell(one)), h("td", { class: "progress" }, progressCell(one)));
+  const row = (one) => h("tr", null, h("td", { class: "state" }, badge(one.state, aside(one))), h("td", { class: "name" }, nameCell(one)), h("td", { class: "progress" }, progressCell(one)));
   return [h("h2", null, "Children"), h("table", { class: "runs" }, h("tbody", null, data.children.map(row))), data.more_children ? h("p", { class: "soft" }, "and more") : null];
 }

@@ -56,6 +56,12 @@ export function badge(state, more) {
   return h("span", { class: `badge ${state}` }, h("span", { "aria-hidden": "true" }, STATES[state] || "·"), ` ${state}`, more ? ` ${more}` : null);
 }
 
+// What the state alone does not say: that it is held, or that nobody runs what says it runs.
+export function aside({ state, hold, owner }) {
+  if (hold) return "(held)";
+  return (!owner && { running: "(interrupted)", resuming: "(no worker yet)" }[state]) || "";
+}
+
 // Numbers and times.
 const whole = new Intl.NumberFormat("en");
 export const number = (value) => (value === null || value === undefined ? "–" : whole.format(value));
@@ -70,6 +76,11 @@ export function duration(seconds) {
   if (value < 3600) return `${Math.floor(value / 60)} min ${two(value % 60)} s`;
   if (value < 86400) return `${Math.floor(value / 3600)} h ${two((value % 3600) / 60)} min`;
   return `${Math.floor(value / 86400)} d ${Math.floor((value % 86400) / 3600)} h`;
+}
+
+export function pace(perSecond) {
+  if (perSecond >= 1) return `${perSecond.toFixed(1)} items/s`;
+  return perSecond * 60 >= 1 ? `${(perSecond * 60).toFixed(1)} items/min` : `${(perSecond * 3600).toFixed(1)} items/h`;
 }
 
 export function bytes(size) {

@@ -2,7 +2,7 @@
 
 import { get, Live } from "./api.js";
 import { bulk } from "./controls.js";
-import { badge, clock, duration, FINISHED, h, keyed, number, patch, problem, seconds, STATES } from "./dom.js";
+import { aside, badge, clock, duration, FINISHED, h, keyed, number, patch, problem, seconds, STATES } from "./dom.js";
 
 const TIMES = [["", "any time"], ["3600", "last hour"], ["86400", "last 24 hours"], ["604800", "last 7 days"], ["custom", "between…"]];
 const COLUMNS = [
@@ -136,7 +136,7 @@ class List {
     if (!answer.executions.length) this.trouble.replaceChildren(this.empty(filtered));
     this.table.hidden = !answer.executions.length;
     this.showActions();
-    patch(this.foot, [answer.total, answer.next, this.trail, answer.sorted_among, answer.executions.length], () => this.pages(answer));
+    patch(this.foot, [answer.total, answer.next, this.trail, answer.sorted_among, answer.executions.length, this.params.get("sort")], () => this.pages(answer));
   }
 
   empty(filtered) {
@@ -183,7 +183,7 @@ class List {
     if (this.control) {
       patch(cell("tick"), [one.id, this.selected.has(one.id)], () => h("input", { type: "checkbox", "aria-label": `Choose ${one.id}`, checked: this.selected.has(one.id), onchange: (event) => this.select(one.id, event.target.checked) }));
     }
-    patch(cell("state"), [one.state, one.hold], () => badge(one.state, one.hold ? "(held)" : ""));
+    patch(cell("state"), [one.state, aside(one)], () => badge(one.state, aside(one)));
     patch(cell("name"), [one.id, one.workflow, one.metadata, one.queue], () => nameCell(one));
     patch(cell("progress"), [one.progress.fraction, one.state, one.step, one.total_steps, one.step_progress, one.attempt], () => progressCell(one));
     patch(cell("left"), [one.state, one.waiting_for, one.due, leftText(one)], () => leftCell(one, over));
@@ -231,10 +231,11 @@ class List {
       this.trail.push(this.params.get("after") || "");
       this.set({ after: answer.next });
     };
+    const [back, on] = this.params.get("sort") ? ["← Previous", "Next →"] : ["← Newer", "Older →"];
     return [
-      h("button", { type: "button", disabled: !this.trail.length, onclick: before }, "← Newer"),
+      h("button", { type: "button", disabled: !this.trail.length, onclick: before }, back),
       h("span", { class: "soft" }, answer.executions.length ? `${number(first)}–${number(last)} of ${answer.total === null ? "…" : number(answer.total)}` : "0"),
-      h("button", { type: "button", disabled: !answer.next, onclick: next }, "Older →"),
+      h("button", { type: "button", disabled: !answer.next, onclick: next }, on),
       answer.sorted_among ? h("span", { class: "soft" }, `sorted among the newest ${number(answer.sorted_among)}`) : null,
     ];
   }

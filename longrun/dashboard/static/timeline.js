@@ -85,7 +85,7 @@ export class Timeline {
     const flat = this.flat();
     const lines = flat.map((item, n) => this.line(item, flat[n + 1]));
     if (this.inFlight) lines.push(this.flightLine());
-    for (const one of this.pending) lines.push(pendingLine(one));
+    for (const one of this.pending) if (one.step !== this.inFlight?.step) lines.push(pendingLine(one));
     const focused = this.rows.contains(document.activeElement) ? document.activeElement.parentElement.dataset.row : null;
     this.rows.replaceChildren(...lines);
     if (focused) this.rows.querySelector(`li[data-row="${focused}"] button`)?.focus({ preventScroll: true });
@@ -135,11 +135,11 @@ export class Timeline {
 
   foldLine(item) {
     const from = this.place(seconds(item.started)), to = this.place(seconds(item.ended));
-    const notes = [item.retried ? `${number(item.retried)} retried` : null, item.errors ? `${number(item.errors)} with errors` : null, item.waits ? `${number(item.waits)} waits` : null].filter(Boolean);
+    const notes = [item.retried ? `${number(item.retried)} retried` : null, item.errors ? `${number(item.errors)} with errors` : null, item.waits ? `${number(item.waits)} ${item.waits === 1 ? "wait" : "waits"}` : null].filter(Boolean);
     const track = s("svg", { class: "track", "aria-hidden": "true" }, s("rect", { class: "folded", x: `${from}%`, y: "20%", width: `${Math.max(0.4, to - from)}%`, height: "60%" }));
     return h("li", { class: `fold ${item.errors ? "error" : ""}`, "data-row": `fold${item.first}` },
       h("button", { type: "button", class: "label", "aria-expanded": String(Boolean(item.open)), onclick: () => this.unfold(item) },
-        h("span", { class: "what" }, `${item.open ? "▾" : "▸"} ${number(item.count)} rows from ${number(item.first)}`), h("span", { class: "soft" }, notes.length ? ` ${notes.join(", ")}` : "")), track);
+        h("span", { class: "what" }, `${item.open ? "▾" : "▸"} rows ${number(item.first)}–${number(item.last)}`), h("span", { class: "soft" }, notes.length ? ` ${notes.join(", ")}` : "")), track);
   }
 
   async unfold(item) {
@@ -156,11 +156,12 @@ export class Timeline {
 
   flightLine() {
     const flight = this.inFlight;
-    const waits = flight.waiting_for || (flight.due && seconds(flight.due) > now());
     const started = flight.started ?? this.items.at(-1)?.ended;
     const from = this.place(seconds(started) ?? now());
-    const word = flight.waiting_for ? `waits for ${flight.waiting_for}` : waits ? (flight.failed_attempts ? "backs off" : "sleeps") : flight.started ? "in flight" : "next";
-    const track = s("svg", { class: "track", "aria-hidden": "true" }, s("rect", { class: waits || !flight.started ? "wait" : "flight", x: `${from}%`, y: waits || !flight.started ? "38%" : "20%", width: `${Math.max(0.4, 100 - from)}%`, height: waits || !flight.started ? "24%" : "60%" }));
+    const [word, runs] = flightWord(flight);
+    const told = !flight.started && WAITS.has(this.items.at(-1)?.kind); // the row before shows this wait already
+    const shape = runs ? { class: "flight", y: "20%", height: "60%" } : { class: "wait", y: "38%", height: "24%" };
+    const track = s("svg", { class: "track", "aria-hidden": "true" }, told ? null : s("rect", { ...shape, x: `${from}%`, width: `${Math.max(0.4, 100 - from)}%` }));
     return h("li", { class: "now", "data-row": "now" }, h("button", { type: "button", class: "label", onclick: () => this.choose("now") },
       h("span", { class: "soft" }, `${number(flight.step + 1)} `), h("span", { class: "what" }, flight.name ?? "–"), flight.failed_attempts ? h("b", { class: "times" }, ` ×${flight.failed_attempts + 1}`) : null,
       h("span", { class: "soft kind" }, ` ${word}`)), track);
@@ -170,6 +171,15 @@ export class Timeline {
     this.select(key);
     this.onSelect(key);
   }
+}
+
+// What goes on in the step in flight, and whether it is running.
+function flightWord(flight) {
+  if (flight.waiting_for) return [`waits for ${flight.waiting_for}`, false];
+  if (flight.due && seconds(flight.due) > now()) return [flight.failed_attempts ? "backs off" : "sleeps", false];
+  if (flight.state === "paused" || flight.state === "blocked") return [flight.state, false];
+  if (!flight.started) return ["next", false];
+  return flight.owned ? ["in flight", true] : ["interrupted", false];
 }
 
 // One bar; a step that took several attempts shows as many parts (when each began is not stored, how many is).
