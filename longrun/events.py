@@ -57,10 +57,15 @@ class ExecutionEvent:
     type: EventType
     execution_id: str
     step: str | None = None
+    """The step it is about, if it is about one."""
     timestamp: datetime
+    """When it was told, in UTC."""
     error: str | None = field(default=None, repr=False)
+    """What went wrong, if something did."""
     attempt: int = 0
+    """Which attempt of the step, from 1; 0 where there is none."""
     data: Mapping[str, Any] = field(factory=dict, repr=False)
+    """More, by type: `progress` and `heartbeat` carry the forecast."""
 
 
 Listener = Callable[[ExecutionEvent], Any]

@@ -50,8 +50,11 @@ class QueueLimit:
     """
 
     concurrency: int | None = field(default=None)
+    """How many may be in a step at once; None: as many as there are."""
     rate: float | None = field(default=None)
+    """How many may begin in `per` seconds; None: any number."""
     per: float = field(default=1.0, converter=_seconds)
+    """Seconds, or a timedelta."""
 
     def __attrs_post_init__(self) -> None:
         if self.concurrency is None and self.rate is None:
@@ -79,6 +82,7 @@ class QueueInfo:
 
     name: str
     limit: QueueLimit | None
+    """What all workers keep to; None: no limit."""
     queued: int
     """Submitted, and not begun."""
     running: int
