@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import attrs
@@ -22,8 +24,9 @@ from longrun.errors import (
     StoreSettingsError,
     StoreUnavailableError,
 )
-from longrun.stored import Query
-from longrun.stores._postgres import migrations
+from longrun.stored import Create, Query, Save
+from longrun.stores._postgres import migrations, writing
+from longrun.stores._postgres.links import OwnConnection
 from longrun.stores.postgres import PostgresBackend, PostgresCheckpointStore
 from longrun.stores.store import CheckpointStore
 from longrun.testing import StoreConformance
@@ -241,6 +244,68 @@ def test_a_value_that_postgresql_cannot_hold_is_refused_alone(server_url: str, p
             assert (answers[0], type(answers[2])) == (None, int)
             assert (loaded(backend, "a").head, loaded(backend, "b").head) == (good.head, b.head)
             head = good.head
+
+
+def shapes(id: str) -> list[Create | Save]:
+    """An execution's life in which each part of a save occurs, alone and with others."""
+    new = owned(id, blobs={"old": b"1"})
+    writes: list[Create | Save] = [new]
+    more: tuple[dict[str, Any], ...] = (
+        {"put": {"e": b"1"}},
+        {"put": {"f": b"2", "g": b""}, "drop": ("e",)},
+        {"blobs": {"new": b"blob"}, "drop_blobs": ("old",)},
+        {"clear": True, "put": {"h": b"3"}},
+        {"keep_from": 4},
+        {"clear": True},
+        {"boundaries": ()},
+    )
+    head = new.head
+    for fields in more:
+        save = step(id, head, **fields)
+        head = save.head if save.boundaries else attrs.evolve(save.head, seq=head.seq)
+        writes.append(attrs.evolve(save, head=head))
+    return writes
+
+
+def test_one_write_alone_does_what_it_does_in_a_batch(server_url: str, postgres_schema: str) -> None:
+    """One row stands in its statement, many come as arrays; a life by either way ends the same after each save."""
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        for alone, first, second in zip(shapes("a"), shapes("b"), shapes("c"), strict=True):
+            assert backend.commit([alone]) + backend.commit([first, second]) == [alone.head.revision == 0 or None] * 3
+            one, other = loaded(backend, "a"), loaded(backend, "b")
+            assert attrs.evolve(one, definition=other.definition) == other
+            assert not one.damage
+        end = loaded(backend, "a")
+        assert backend.commit([step("a", owned("a").head)]) == [None]  # behind: done already
+        assert isinstance(backend.commit([step("a", attrs.evolve(end.head, fence=9))])[0], LeaseLostError)
+        assert loaded(backend, "a") == end
+
+
+def test_prepared_statements_are_bounded(
+    server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "PREPARED", 2)
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        for id in ("a", "b"):
+            for write in shapes(id):
+                done(backend, write)
+        assert isinstance(backend, PostgresBackend)
+        connection = backend._links._writer
+        assert isinstance(connection, OwnConnection)
+        found = connection.execute("SELECT name FROM pg_prepared_statements WHERE name LIKE 'longrun_%'").fetchall()
+        assert {name.encode() for (name,) in found} == set(connection.written)
+        assert len(found) == 2
+
+
+def test_zeros_of_either_sign_keep_their_bytes(server_url: str, postgres_schema: str) -> None:
+    """They are equal, but a checksum tells them apart: a column of a batch must not hold one for the other."""
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        zeros = {"a": 0.0, "b": -0.0, "c": 0}
+        created(backend, *map(owned, zeros))
+        done(backend, *(change(id, owned(id).head, head_fields={"done": zero}) for id, zero in zeros.items()))
+        for id, zero in zeros.items():
+            found = loaded(backend, id)
+            assert (found.damage, math.copysign(1, found.head.done)) == ((), math.copysign(1, zero))
 
 
 def test_steps_are_set_by_who_first_runs_it(server_url: str, postgres_schema: str) -> None:

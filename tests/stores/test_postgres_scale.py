@@ -14,7 +14,9 @@ import pytest
 
 from longrun.records import ExecutionState
 from longrun.stored import Claim, Query
+from longrun.stores._postgres.links import OwnConnection
 from longrun.stores._postgres.queries import Statement
+from longrun.stores._postgres.writing import Writing
 from longrun.stores.base import StoreBackend
 from longrun.stores.postgres import PostgresBackend
 from longrun.testing.conformance_base import beside, created, done, ids_of, opened
@@ -71,7 +73,7 @@ def full(backend: StoreBackend, url: str, postgres_schema: str) -> StoreBackend:
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The plan of every statement that is run from now on, on the connection that runs it."""
     seen: list[str] = []
-    run = Statement.run
+    run, write = Statement.run, Writing._run
 
     def explained(self: Statement, connection: Any, parameters: Any, *, prepare: bool = True) -> Any:
         values = [parameters[name] for name in self._names]
@@ -80,7 +82,14 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("\n".join(line for (line,) in cursor))
         return run(self, connection, parameters, prepare=prepare)
 
+    def explained_write(self: Writing, connection: OwnConnection, packed: Any, channel: Any) -> Any:
+        values = [*packed, *map(str.encode, channel)]
+        found = connection.pgconn.exec_params(b"EXPLAIN " + self.text, values, self._oids, [1] * len(values))
+        seen.append("\n".join(found.get_value(n, 0).decode() for n in range(found.ntuples)))  # type: ignore[union-attr]
+        return write(self, connection, packed, channel)
+
     monkeypatch.setattr(Statement, "run", explained)
+    monkeypatch.setattr(Writing, "_run", explained_write)
     return seen
 
 

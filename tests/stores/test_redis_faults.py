@@ -15,6 +15,7 @@ import redis
 from longrun.errors import LongrunError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import Head, Query, Save
+from longrun.stores._redis.link import KEPT
 from longrun.stores.redis import RedisBackend, RedisCheckpointStore
 from longrun.testing.samples import change, claim, create, owned, send, step
 from tests.servers import RedisServer
@@ -161,6 +162,19 @@ class TestServerDeath:
             assert found is not None
             assert (found.head, found.damage) == (head, ())
             assert [row.seq for row in backend.boundaries(id)] == list(range(1, head.seq + 1))
+
+    def test_connections_that_were_kept_do_not_use_up_the_patience(
+        self, disposable_redis: RedisServer, backend: RedisBackend
+    ) -> None:
+        """Several threads left a connection each behind, and the server that they led to is gone."""
+        link = backend._link
+        backend.commit([owned("a")])
+        for connection in [link._take() for _ in range(KEPT)]:
+            link._keep(connection)
+        assert len(link._kept) == KEPT
+        disposable_redis.restart()
+        assert backend.commit([step("a", owned("a").head)]) == [None]
+        assert len(link._kept) == 1  # the new one; the others were dropped with the first that failed
 
     def test_while_it_is_away_every_call_says_so(self, disposable_redis: RedisServer, backend: RedisBackend) -> None:
         backend.commit([create("a")])

@@ -11,7 +11,14 @@ import attrs
 import pytest
 import redis
 
-from longrun.errors import ConfigError, CorruptDataError, LeaseLostError, NewerFormatError, StoreSettingsError
+from longrun.errors import (
+    ConfigError,
+    CorruptDataError,
+    LeaseLostError,
+    NewerFormatError,
+    StoreSettingsError,
+    WriteOrderError,
+)
 from longrun.records import ExecutionState
 from longrun.stored import Create, Head, Loaded, Query, Write
 from longrun.stores.redis import RedisBackend
@@ -334,6 +341,29 @@ class TestCost:
         done(backend, create("a", S.WAITING))
         calls = self.calls(keys, lambda: backend.claim(claim(workflows=frozenset({"flow"}))))
         assert calls["hmget"] < 10
+
+
+def test_a_step_that_is_not_plain_among_those_that_are(backend: RedisBackend) -> None:
+    """Plain steps at the front are done before the rest of the script is defined; the answers are the same."""
+    news = {id: owned(id) for id in "abcdefg"}
+    created(backend, *news.values())
+    first = {id: step(id, new.head) for id, new in news.items()}
+    done(backend, *first.values())
+    heads = {id: save.head for id, save in first.items()}
+    heads |= {"b": attrs.evolve(heads["b"], fence=9), "d": attrs.evolve(heads["d"], revision=7)}
+    saves = {id: step(id, head) for id, head in heads.items()}
+    saves["e"] = attrs.evolve(saves["e"], keep_from=3)
+    waits = attrs.evolve(saves["f"].head, state=S.WAITING, due=NOW + 60)
+    saves["f"] = attrs.evolve(saves["f"], head=waits)
+    batch = [saves["a"], saves["b"], first["c"], saves["c"], saves["d"], saves["e"], saves["f"], saves["g"]]
+    kinds = [type(answer) for answer in backend.commit(batch)]
+    nothing = type(None)
+    refused = [nothing, LeaseLostError, nothing, nothing, WriteOrderError, nothing, nothing, nothing]
+    assert kinds == refused
+    expected = {id: (first if id in "bd" else saves)[id].head for id in news}
+    assert {id: load(backend, id).head for id in news} == expected
+    assert load(backend, "e").kept == ((3, ()),)
+    assert [one.definition.id for one in backend.find(Query(states=frozenset({S.WAITING})))] == ["f"]
 
 
 class TestLife:

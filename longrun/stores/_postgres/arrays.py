@@ -7,7 +7,7 @@ price for each element; with some forty columns a checkpoint that would be the l
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from longrun.stores._postgres.driver import Dumper, Format, psycopg
@@ -15,59 +15,87 @@ from longrun.stores._postgres.driver import Dumper, Format, psycopg
 _HEAD = struct.Struct(">3i").pack
 _SIZE = struct.Struct(">2i").pack
 _LENGTH = struct.Struct(">i").pack
-_INT = struct.Struct(">iq").pack
-_FLOAT = struct.Struct(">id").pack
 _NULL = _LENGTH(-1)
-_TRUE = _LENGTH(1) + b"\1"
-_FALSE = _LENGTH(1) + b"\0"
+_DOUBLE = 701
+_TOGETHER = 32
+"""Numbers that are packed in one call: half the price of a call for each."""
+_FIRST_ELEMENT = 20
+"""Where the elements of an array begin, behind its head and its size."""
+
+
+def _sized(values: Iterable[bytes | None]) -> bytes:
+    return b"".join([_NULL if data is None else _LENGTH(len(data)) + data for data in values])
 
 
 class Column:
     """One column of a batch, packed when it is made. Its class is the type of its elements; None is null."""
 
     __slots__ = ("data",)
-    element: ClassVar[int]
+    element: ClassVar[int] = 0
     """The number (oid) of the element's type: the same in every PostgreSQL."""
     array: ClassVar[int]
     head: ClassVar[bytes]
+    one: ClassVar[Callable[..., bytes]]
+    """Packs a value that stands alone."""
 
     def __init__(self, values: Iterable[Any]) -> None:
-        parts = self.pack(values)
-        self.data = b"".join([self.head, _SIZE(len(parts), 1), *parts])
+        values = tuple(values)
+        first = values[0] if values else None
+        # Most columns of most batches have one value all over. What is equal has the same bytes, but for 0.0 and -0.0.
+        if values.count(first) == len(values) and (first or first is None or self.element != _DOUBLE):
+            body = self.pack((first,)) * len(values)
+        else:
+            body = self.pack(values)
+        self.data = b"".join((self.head, _SIZE(len(values), 1), body))
 
     def __init_subclass__(cls) -> None:
         cls.head = _HEAD(1, 1, cls.element)
 
-    @staticmethod
-    def pack(values: Iterable[Any]) -> list[bytes]:
-        raise NotImplementedError
+    @classmethod
+    def pack(cls, values: Sequence[Any]) -> bytes:
+        """The elements, each with its length before it."""
+        return _sized([None if value is None else cls.one(value) for value in values])
 
 
-class Ints(Column):
+class _Fixed(Column):
+    """Elements of one length."""
+
     __slots__ = ()
-    element, array = 20, 1016
+    code: ClassVar[str] = "q"
+    width: ClassVar[int]
+    many: ClassVar[struct.Struct]
 
-    @staticmethod
-    def pack(values: Iterable[int | None]) -> list[bytes]:
-        return [_NULL if value is None else _INT(8, value) for value in values]
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.one = staticmethod(struct.Struct(f">{cls.code}").pack)
+        cls.width = struct.calcsize(cls.code)
+        cls.many = struct.Struct(">" + f"i{cls.code}" * _TOGETHER)
+
+    @classmethod
+    def pack(cls, values: Sequence[Any]) -> bytes:
+        flat: list[Any] = [cls.width] * (2 * len(values))
+        flat[1::2] = values
+        whole = len(values) - len(values) % _TOGETHER
+        try:
+            parts = [cls.many.pack(*flat[2 * at : 2 * (at + _TOGETHER)]) for at in range(0, whole, _TOGETHER)]
+        except struct.error:  # a null is among them
+            parts, whole = [], 0
+        return b"".join([*parts, super().pack(values[whole:])])
 
 
-class Floats(Column):
+class Ints(_Fixed):
     __slots__ = ()
-    element, array = 701, 1022
-
-    @staticmethod
-    def pack(values: Iterable[float | None]) -> list[bytes]:
-        return [_NULL if value is None else _FLOAT(8, value) for value in values]
+    element, array, code = 20, 1016, "q"
 
 
-class Flags(Column):
+class Floats(_Fixed):
     __slots__ = ()
-    element, array = 16, 1000
+    element, array, code = _DOUBLE, 1022, "d"
 
-    @staticmethod
-    def pack(values: Iterable[bool]) -> list[bytes]:
-        return [_TRUE if value else _FALSE for value in values]
+
+class Flags(_Fixed):
+    __slots__ = ()
+    element, array, code = 16, 1000, "?"
 
 
 class Texts(Column):
@@ -75,9 +103,12 @@ class Texts(Column):
     element, array = 25, 1009
 
     @staticmethod
-    def pack(values: Iterable[str | None]) -> list[bytes]:
-        encoded = [None if value is None else value.encode() for value in values]
-        return [_NULL if data is None else _LENGTH(len(data)) + data for data in encoded]
+    def one(value: str) -> bytes:
+        return value.encode()
+
+    @classmethod
+    def pack(cls, values: Sequence[str | None]) -> bytes:
+        return _sized([None if value is None else value.encode() for value in values])
 
 
 class Blobs(Column):
@@ -85,8 +116,23 @@ class Blobs(Column):
     element, array = 17, 1001
 
     @staticmethod
-    def pack(values: Iterable[bytes | None]) -> list[bytes]:
-        return [_NULL if data is None else _LENGTH(len(data)) + data for data in values]
+    def one(value: bytes) -> bytes:
+        return value
+
+    @classmethod
+    def pack(cls, values: Sequence[bytes | None]) -> bytes:
+        return _sized(values)
+
+
+def texts_of(data: bytes | None) -> list[str]:
+    """An array of texts as the server sends it."""
+    found: list[str] = []
+    at = _FIRST_ELEMENT
+    while data is not None and at < len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4])
+        found.append(data[at + 4 : end].decode())
+        at = end
+    return found
 
 
 def columns(names: Iterable[str], kinds: Iterable[type[Column]], rows: Iterable[tuple[Any, ...]]) -> dict[str, Column]:

@@ -19,7 +19,7 @@ from longrun.errors import ExecutionNotFoundError, LeaseLostError, WriteOrderErr
 from longrun.records import ExecutionState
 from longrun.stored import Create, Definition, Save, Send, Write, searched_texts
 from longrun.stores import rows
-from longrun.stores._postgres.arrays import Column, Flags, Floats, Ints, Texts, columns
+from longrun.stores._postgres.arrays import Ints, Texts, columns
 from longrun.stores._postgres.links import Connection
 from longrun.stores._postgres.parts import Parts
 from longrun.stores._postgres.queries import KIND, Queries
@@ -32,20 +32,7 @@ STATEMENT_BYTES = 32 << 20
 
 ENDED = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
 
-HEAD_NAMES = ("id", "crc", *rows.HEAD_COLUMNS)
-HEAD_KINDS: tuple[type[Column], ...] = (
-    *(Texts, Ints, Texts, Ints, Ints, Texts, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Floats, Floats, Texts),
-    *(Flags, Flags, Ints, Texts, Texts, Floats, Floats, Floats, Texts),
-)
 _TOTAL = rows.DEFINITION_COLUMNS.index("total")
-_DEFINITION_NAMES = (
-    *("workflow", "version", "total", "queue", "priority", "metadata", "parent_id", "created", "definition_crc"),
-    *("steps", "steps_crc", "labels", "search", "token"),
-)
-_DEFINITION_KINDS: tuple[type[Column], ...] = (
-    *(Texts, Texts, Ints, Texts, Ints, Texts, Texts, Floats, Ints),
-    *(Texts, Ints, Texts, Texts, Ints),
-)
 
 
 class Batch:
@@ -143,16 +130,12 @@ class Batch:
             self.answers[place] = WriteOrderError(KIND, save.id, save.head.revision - 1, save.head.revision)
 
     def _run_saves(self, connection: Connection, saves: list[Save]) -> list[str]:
-        heads = []
         parts = Parts()
         for save in saves:
-            values = rows.head_values(save.head)
-            heads.append((save.id, rows.head_crc(save.id, values), *values))
             parts.add_save(save)
-        parameters = columns(HEAD_NAMES, HEAD_KINDS, heads) | parts.parameters()
         released = [save for save in saves if _lets_go(save)]
         obeyed = any(save.take for save in saves)  # who sent a request waits to see it obeyed
-        applied = self._run(connection, "save", parts, parameters, tell=bool(released) or obeyed)
+        applied = parts.apply(connection, self.queries, tell=bool(released) or obeyed)
         if released:
             self._let_go(connection, released, set(applied))
         named = {save.id: save.steps for save in saves if save.steps is not None}
@@ -173,16 +156,6 @@ class Batch:
         if changed:
             names = ("id", "steps", "steps_crc", "total", "crc")
             self.queries.run(connection, "set_steps", **columns(names, (Texts, Texts, Ints, Ints, Ints), changed))
-
-    def _run(
-        self, connection: Connection, name: str, parts: Parts, parameters: dict[str, Any], tell: bool
-    ) -> list[str]:
-        """The ids for which it was done."""
-        if tell:
-            parameters["channel"] = self.queries.channel
-        statement = self.queries.joined(name, *parts.names(), "answer_and_tell" if tell else "answer")
-        row = statement.run(connection, parameters).fetchone()
-        return (row and row[0]) or []
 
     def _let_go(self, connection: Connection, released: list[Save], applied: set[str]) -> None:
         """What follows for an execution without an owner. Its row is locked by the save, so no message crosses this."""
@@ -217,20 +190,13 @@ class Batch:
 
     def _create(self, connection: Connection, group: list[int]) -> None:
         places: dict[str, int] = {}
-        heads: list[tuple[Any, ...]] = []
-        definitions: list[tuple[Any, ...]] = []
         parts = Parts()
         for place in group:
             create = self.writes[place]
             assert isinstance(create, Create)
             places[create.id] = place
-            values = rows.head_values(create.head)
-            heads.append((create.id, rows.head_crc(create.id, values), *values))
-            definitions.append(definition_row(create.definition, self._tokens[place]))
-            parts.add_boundary(create.id, create.boundary)
-            parts.add_blobs(create.id, create.blobs)
-        parameters = columns(HEAD_NAMES, HEAD_KINDS, heads) | columns(_DEFINITION_NAMES, _DEFINITION_KINDS, definitions)
-        applied = set(self._run(connection, "create", parts, parameters | parts.parameters(), tell=True))
+            parts.add_create(create, definition_row(create.definition, self._tokens[place]))
+        applied = set(parts.apply(connection, self.queries, tell=True))
         missing = [id for id in places if id not in applied]
         if missing:  # taken; or made by an attempt whose answer was lost, as its token tells
             tokens = Ints(self._tokens[places[id]] for id in missing)
@@ -241,7 +207,7 @@ class Batch:
 
 
 def definition_row(definition: Definition, token: int) -> tuple[Any, ...]:
-    """In the order of `_DEFINITION_NAMES`."""
+    """In the order of `DEFINITION_NAMES`."""
     values = rows.definition_values(definition)
     steps = rows.steps_text(definition.steps)
     _, workflow, version, total, queue, priority, metadata, parent_id, created = values

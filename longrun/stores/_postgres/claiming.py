@@ -13,11 +13,10 @@ import attrs
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
 from longrun.stored import Claim, Head, Loaded
-from longrun.stores import rows
 from longrun.stores._postgres.arrays import Texts, columns
-from longrun.stores._postgres.batch import HEAD_KINDS, HEAD_NAMES
 from longrun.stores._postgres.links import Connection
 from longrun.stores._postgres.loading import Loader, readable, repair
+from longrun.stores._postgres.parts import HEAD_KINDS, HEAD_NAMES, head_row
 from longrun.stores._postgres.queries import Queries
 
 _CRASHED = frozenset({ExecutionState.RUNNING, ExecutionState.RESUMING})
@@ -74,8 +73,7 @@ class Claiming:
                 repair(connection, self._queries, id, found)
             head = self._claimed(found.loaded.head)
             given.append(attrs.evolve(found.loaded, head=head))
-            row = rows.head_values(head)
-            values.append((id, rows.head_crc(id, row), *row))
+            values.append(head_row(id, head))
         if values:
             heads = columns(HEAD_NAMES, HEAD_KINDS, values)
             self._queries.run(connection, "claim", token=self._token, **heads)

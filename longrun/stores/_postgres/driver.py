@@ -12,6 +12,7 @@ try:
     from psycopg import errors as errors
     from psycopg.adapt import Dumper as Dumper
     from psycopg.conninfo import conninfo_to_dict as conninfo_to_dict
+    from psycopg.pq import ExecStatus as ExecStatus
     from psycopg.pq import Format as Format
 except ImportError as error:
     raise MissingExtraError("PostgresCheckpointStore", "postgres") from error

@@ -57,6 +57,15 @@ _DEFAULTS = {
 }
 
 
+class OwnConnection(psycopg.Connection[Any]):
+    """One that was made here, so that nobody else prepares or forgets statements on it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.written: dict[bytes, None] = {}
+        """Names of the prepared statements that write rows, oldest first."""
+
+
 @runtime_checkable
 class Pool(Protocol):
     """What is needed of a `psycopg_pool.ConnectionPool`."""
@@ -162,7 +171,7 @@ class Links:
             self.writer_pid = self._writer.info.backend_pid
         try:
             yield self._writer
-        except psycopg.Error:
+        except BaseException:  # after a rollback the driver makes the server forget every prepared statement
             self._drop_writer()
             raise
 
@@ -206,7 +215,7 @@ class Links:
     # connections
 
     def _connect(self, settings: dict[str, str]) -> Connection:
-        connection: Connection = psycopg.connect(autocommit=True, **self._settings)
+        connection = OwnConnection.connect(autocommit=True, **self._settings)
         try:
             teach(connection)
             for name, value in settings.items():

@@ -1,25 +1,44 @@
-"""What a batch of saves writes besides the heads: gathered row by row, and only the parts that occur are sent.
+"""What a batch writes, gathered row by row as the parts of one statement; only the parts that occur are sent.
 
-Place in the life of an execution: checkpoint. Each part is a piece of the one statement that saves the batch. All
-pieces of a statement see the rows as they were before it, so what one piece removes and another one adds is settled
+Place in the life of an execution: start, checkpoint. The first part decides which writes fit, and the others follow it.
+All parts of a statement see the rows as they were before it, so what one part removes and another one adds is settled
 here: an entry that is cleared and put is only put.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
-from longrun.stored import Boundary, Save
+from longrun.stored import Boundary, Create, Head, Save
 from longrun.stores import rows
-from longrun.stores._postgres.arrays import Blobs, Column, Floats, Ints, Texts, columns
+from longrun.stores._postgres.arrays import Blobs, Column, Flags, Floats, Ints, Texts
+from longrun.stores._postgres.links import Connection, OwnConnection
+from longrun.stores._postgres.queries import Queries
+from longrun.stores._postgres.writing import Writing
 
+HEAD_NAMES = ("id", "crc", *rows.HEAD_COLUMNS)
+HEAD_KINDS: tuple[type[Column], ...] = (
+    *(Texts, Ints, Texts, Ints, Ints, Texts, Ints, Ints, Ints, Ints, Ints, Floats, Floats, Floats, Floats, Texts),
+    *(Flags, Flags, Ints, Texts, Texts, Floats, Floats, Floats, Texts),
+)
+DEFINITION_NAMES = (
+    *("workflow", "version", "total", "queue", "priority", "metadata", "parent_id", "created", "definition_crc"),
+    *("steps", "steps_crc", "labels", "search", "token"),
+)
+_DEFINITION_KINDS: tuple[type[Column], ...] = (
+    *(Texts, Texts, Ints, Texts, Ints, Texts, Texts, Floats, Ints),
+    *(Texts, Ints, Texts, Texts, Ints),
+)
 _BOUNDARY_NAMES = ("b_execution", "b_crc", *(f"b_{name}" for name in rows.BOUNDARY_COLUMNS[:12]))
 _BOUNDARY_KINDS: tuple[type[Column], ...] = (
     *(Texts, Ints, Ints, Texts, Ints, Texts, Floats, Floats, Ints, Texts, Ints, Ints, Ints, Ints),
 )
 
 _SHAPES: dict[str, tuple[tuple[str, ...], tuple[type[Column], ...]]] = {
+    "save": (HEAD_NAMES, HEAD_KINDS),
+    "create": (HEAD_NAMES + DEFINITION_NAMES, HEAD_KINDS + _DEFINITION_KINDS),
     "with_boundaries": (_BOUNDARY_NAMES, _BOUNDARY_KINDS),
     "with_states": (
         ("s_execution", "s_seq", "s_blobs", "s_data", "s_crc"),
@@ -36,14 +55,27 @@ _SHAPES: dict[str, tuple[tuple[str, ...], tuple[type[Column], ...]]] = {
 """Each part with the names and types of its columns, in the order in which they are joined."""
 
 
+def head_row(id: str, head: Head) -> tuple[Any, ...]:
+    """In the order of `HEAD_NAMES`."""
+    values = rows.head_values(head)
+    return id, rows.head_crc(id, values), *values
+
+
 class Parts:
     """The rows of each part of one statement."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _SHAPES}
 
+    def add_create(self, create: Create, definition: tuple[Any, ...]) -> None:
+        """`definition` is in the order of `DEFINITION_NAMES`."""
+        self._rows["create"].append((*head_row(create.id, create.head), *definition))
+        self.add_boundary(create.id, create.boundary)
+        self.add_blobs(create.id, create.blobs)
+
     def add_save(self, save: Save) -> None:
         id, found = save.id, self._rows
+        found["save"].append(head_row(id, save.head))
         keep_from = save.keep_from
         for boundary in save.boundaries:
             self.add_boundary(id, boundary, keep_from)
@@ -73,14 +105,20 @@ class Parts:
     def add_blobs(self, id: str, blobs: Mapping[str, bytes]) -> None:
         self._rows["with_blobs"] += [(id, name, data, rows.blob_crc(id, name, data)) for name, data in blobs.items()]
 
-    def names(self) -> list[str]:
-        return [name for name, found in self._rows.items() if found]
+    def apply(self, connection: Connection, queries: Queries, *, tell: bool) -> list[str]:
+        """Write all of it in one statement; answered are the ids for which it was done."""
+        found = {name: lines for name, lines in self._rows.items() if lines}
+        channel = [queries.channel] if tell else []
+        if isinstance(connection, OwnConnection) and all(len(lines) == 1 for lines in found.values()):
+            values = [value for (line,) in found.values() for value in line]
+            return _statement(queries, tuple(found), True, tell).one(connection, values, channel)
+        columns = [column for lines in found.values() for column in zip(*lines, strict=True)]
+        return _statement(queries, tuple(found), False, tell).many(connection, columns, channel)
 
-    def parameters(self) -> dict[str, Any]:
-        parameters: dict[str, Any] = {}
-        for name, found in self._rows.items():
-            if found:
-                parameters |= columns(*_SHAPES[name], found)
-        if self._rows["with_clears"] and not self._rows["with_puts"]:
-            parameters |= {"put_execution": Texts(()), "put_key": Texts(())}
-        return parameters
+
+@lru_cache(256)
+def _statement(queries: Queries, names: tuple[str, ...], single: bool, tell: bool) -> Writing:
+    texts = ["with_clears_around_puts" if name == "with_clears" and "with_puts" in names else name for name in names]
+    text = queries.joined([*texts, "answer_and_tell" if tell else "answer"])
+    columns = [column for name in names for column in zip(*_SHAPES[name], strict=True)]
+    return Writing(text, columns, single=single, tell=tell)

@@ -6,7 +6,7 @@ Place in the life of an execution: claim, checkpoint, finish.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -37,16 +37,21 @@ def _texts() -> dict[str, str]:
     return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
+def numbered(text: str, names: Sequence[str]) -> bytes:
+    """SQL with its parameters as the server wants them: by number, in the order of these names."""
+    numbers = {name: f"${n}" for n, name in enumerate(names, 1)}
+    return _PARAMETER.sub(lambda match: numbers[match[1]], text).encode()
+
+
 class Statement:
-    """SQL with its parameters as the server wants them: by number. psycopg does not keep such a translation for long
-    statements, and making it anew would cost more than the rest of a small commit."""
+    """SQL with its parameters by number. psycopg does not keep such a translation for long statements, and making it
+    anew would cost more than the rest of a small commit."""
 
     __slots__ = ("_names", "_text")
 
     def __init__(self, text: str) -> None:
         self._names = tuple(dict.fromkeys(_PARAMETER.findall(text)))
-        numbers = {name: f"${n}" for n, name in enumerate(self._names, 1)}
-        self._text = _PARAMETER.sub(lambda match: numbers[match[1]], text).encode()
+        self._text = numbered(text, self._names)
 
     def run(
         self, connection: psycopg.Connection[Any], parameters: Mapping[str, Any], *, prepare: bool = True
@@ -63,21 +68,21 @@ class Queries:
         self.quoted = quoted_schema(schema)
         self.channel = f"longrun.{schema}"[:63]
         self._texts = {name: text.replace("{schema}", self.quoted) for name, text in _texts().items()}
-        self._statements: dict[tuple[str, ...], Statement] = {}
+        self._statements: dict[str, Statement] = {}
 
-    def joined(self, *names: str) -> Statement:
-        """One statement of several parts, in this order."""
-        statement = self._statements.get(names)
-        if statement is None:
-            statement = self._statements[names] = Statement("\n".join(self._texts[name] for name in names))
-        return statement
+    def joined(self, names: Iterable[str]) -> str:
+        """The text of a statement that has several parts, in this order."""
+        return "\n".join(self._texts[name] for name in names)
 
     def where(self, name: str, conditions: str) -> Statement:
         """A statement with conditions that were put together for this one time."""
         return Statement(self._texts[name].replace("{conditions}", conditions))
 
     def run(self, connection: psycopg.Connection[Any], name: str, /, **parameters: Any) -> Cursor:
-        return self.joined(name).run(connection, parameters)
+        statement = self._statements.get(name)
+        if statement is None:
+            statement = self._statements[name] = Statement(self._texts[name])
+        return statement.run(connection, parameters)
 
 
 def migrations() -> list[tuple[int, str, str]]:

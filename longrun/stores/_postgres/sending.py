@@ -21,10 +21,8 @@ KEYS_REMEMBERED = 1024
 """Keys of taken messages that an execution remembers."""
 TOKENS_REMEMBERED = 64
 
-_MESSAGE_NAMES = ("execution", *rows.MESSAGE_COLUMNS, "crc")
-_MESSAGE_KINDS: tuple[type[Column], ...] = (Texts, Ints, Texts, Texts, Texts, Blobs, Texts, Floats, Ints)
-_RECEIPT_NAMES = ("execution", "id", "token", "key")
-_RECEIPT_KINDS: tuple[type[Column], ...] = (Texts, Ints, Ints, Texts)
+_NAMES = ("execution", *rows.MESSAGE_COLUMNS, "crc", "token")
+_KINDS: tuple[type[Column], ...] = (Texts, Ints, Texts, Texts, Texts, Blobs, Texts, Floats, Ints, Ints)
 
 Sends = dict[int, tuple[Send, int]]
 """Place in the batch → the send and its token."""
@@ -36,7 +34,7 @@ class _Receivers:
     def __init__(self, connection: Connection, queries: Queries, sends: Sends) -> None:
         ids = Texts({send.id for send, _ in sends.values()})
         self.last: dict[str, int] = dict(queries.run(connection, "lock_receivers", ids=ids).fetchall())
-        self.waiting: dict[str, int] = dict(queries.run(connection, "waiting_messages", ids=ids).fetchall())
+        self.waiting: dict[str, int] = {}
         self.by_token: dict[tuple[str, int], int] = {}
         self.by_key: dict[tuple[str, str], int] = {}
         asked = {
@@ -44,7 +42,10 @@ class _Receivers:
             "tokens": Ints(token for _, token in sends.values()),
             "keys": Texts(send.message.key for send, _ in sends.values()),
         }
-        for id, number, token, key in queries.run(connection, "receipts_of", **asked):
+        for id, number, token, key in queries.run(connection, "known_of", **asked):
+            if token is None:
+                self.waiting[id] = number
+                continue
             self.by_token[id, token] = number
             if key is not None:
                 self.by_key[id, key] = number
@@ -70,7 +71,6 @@ def send(connection: Connection, queries: Queries, sends: Sends) -> dict[int, An
     receivers = _Receivers(connection, queries, sends)
     answers: dict[int, Answer] = {}
     messages: list[tuple[Any, ...]] = []
-    receipts: list[tuple[Any, ...]] = []
     for place, (one, token) in sends.items():
         before = receivers.seen(one, token)
         if one.id not in receivers.last:
@@ -82,29 +82,19 @@ def send(connection: Connection, queries: Queries, sends: Sends) -> dict[int, An
         else:
             answers[place] = number = receivers.number(one, token)
             values = rows.message_values(attrs.evolve(one.message, id=number))
-            messages.append((one.id, *values, rows.message_crc(one.id, values)))
-            receipts.append((one.id, number, token, one.message.key))
+            messages.append((one.id, *values, rows.message_crc(one.id, values), token))
     if messages:
-        _store(connection, queries, receivers, messages, receipts)
+        _store(connection, queries, receivers, messages)
     return answers
 
 
-def _store(
-    connection: Connection,
-    queries: Queries,
-    receivers: _Receivers,
-    messages: list[tuple[Any, ...]],
-    receipts: list[tuple[Any, ...]],
-) -> None:
-    queries.run(connection, "add_messages", **columns(_MESSAGE_NAMES, _MESSAGE_KINDS, messages))
-    queries.run(connection, "add_receipts", **columns(_RECEIPT_NAMES, _RECEIPT_KINDS, receipts))
+def _store(connection: Connection, queries: Queries, receivers: _Receivers, messages: list[tuple[Any, ...]]) -> None:
     ids = list({row[0] for row in messages})
-    last = {"ids": Texts(ids), "last": Ints(receivers.last[id] for id in ids)}
-    queries.run(connection, "receive", **last)
-    queries.run(connection, "forget_tokens", **last, keep=TOKENS_REMEMBERED)
+    last = Ints(receivers.last[id] for id in ids)
+    parameters = columns(_NAMES, _KINDS, messages) | {"ids": Texts(ids), "last": last}
+    queries.run(connection, "receive", channel=queries.channel, keep=TOKENS_REMEMBERED, **parameters)
     # Only a receiver with this many numbers behind it can have as many keys.
     many = [id for id in ids if receivers.last[id] > KEYS_REMEMBERED]
     if many:
         keep = Ints(KEYS_REMEMBERED + receivers.waiting[id] for id in many)
         queries.run(connection, "forget_keys", ids=Texts(many), keep=keep)
-    queries.run(connection, "tell", channel=queries.channel)

@@ -10,6 +10,7 @@ import importlib.resources
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OLDEST = (6, 2)
+KEPT = 4
 PAUSES = (0.05, 0.2, 0.5)
 """Seconds before each repetition when no answer came."""
 
@@ -48,7 +50,8 @@ _SETTINGS = {
 def script(name: str) -> tuple[str, str]:
     """A script of this package with what all of them share before it, and its SHA-1."""
     directory = importlib.resources.files("longrun.stores") / "lua"
-    text = (directory / "common.lua").read_text("utf-8") + (directory / f"{name}.lua").read_text("utf-8")
+    parts = ("steps", "common", name) if name == "commit" else ("common", name)
+    text = "".join([(directory / f"{part}.lua").read_text("utf-8") for part in parts])
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -96,6 +99,9 @@ class Link:
         self.name = os.urandom(8).hex()
         self.server = Server(name="Redis or Valkey", version="")
         self._own = isinstance(url_or_client, str)
+        self._kept: list[Any] = []
+        """Connections that nobody uses at the moment; the pool counts them as given away."""
+        self._most_kept = min(KEPT, options.max_connections - 1)  # the watcher needs one of its own
         self.client: Any = self._from_url(url_or_client, options) if isinstance(url_or_client, str) else url_or_client
         if self.client.get_connection_kwargs().get("decode_responses"):
             raise StoreSettingsError("Redis", "the client decodes answers; make it with decode_responses=False")
@@ -130,6 +136,7 @@ class Link:
 
     def close(self) -> None:
         if self._own:
+            self._drop_kept()
             self.client.close()
             self.client.connection_pool.disconnect()
 
@@ -169,9 +176,51 @@ class Link:
 
     def _evaluate(self, text: str, sha: str, args: Sequence[Any]) -> Any:
         try:
-            return self.client.execute_command("EVALSHA", sha, 1, self.base, *args)
+            return self._ask("EVALSHA", sha, 1, self.base, *args)
         except self._driver.exceptions.NoScriptError:  # the server was restarted: it did nothing yet
-            return self.client.execute_command("EVAL", text, 1, self.base, *args)
+            return self._ask("EVAL", text, 1, self.base, *args)
+
+    def _ask(self, *command: Any) -> Any:
+        """Send a command and wait for its answer, on a connection that is kept: to take one from the driver's pool and
+        give it back costs more than the rest of a small call. An application's client is left to do it its own way."""
+        if not self._own:
+            return self.client.execute_command(*command)
+        connection = self._take()
+        try:
+            connection.send_command(*command)
+            answer = connection.read_response()
+        except self._driver.ResponseError:
+            self._keep(connection)
+            raise
+        except BaseException:  # there is no telling what comes next on it; and the others are most likely lost too
+            connection.disconnect()
+            self.client.connection_pool.release(connection)
+            self._drop_kept()
+            raise
+        self._keep(connection)
+        return answer
+
+    def _take(self) -> Any:
+        with suppress(IndexError):
+            return self._kept.pop()
+        pool = self.client.connection_pool
+        try:
+            return pool.get_connection()
+        except TypeError:  # before redis-py 5.3 it asks what for
+            return pool.get_connection("EVALSHA")
+
+    def _keep(self, connection: Any) -> None:
+        if len(self._kept) < self._most_kept:
+            self._kept.append(connection)
+        else:
+            self.client.connection_pool.release(connection)
+
+    def _drop_kept(self) -> None:
+        with suppress(IndexError):
+            while True:
+                connection = self._kept.pop()
+                connection.disconnect()
+                self.client.connection_pool.release(connection)
 
     # errors
 

@@ -124,6 +124,11 @@ def _json(value: Any) -> bytes:
     return rows.json_text(value).encode()
 
 
+def _from_json(data: bytes) -> Any:
+    """Decoded first: of bytes the parser would try to find out the encoding."""
+    return json.loads(data.decode())
+
+
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
@@ -142,7 +147,7 @@ def definition_bytes(definition: Definition) -> bytes:
 
 
 def definition_from(id: str, value: bytes | None, steps: tuple[str, ...] = ()) -> Definition:
-    fields = json.loads(unframed(id.encode() + b"\0definition", value))
+    fields = _from_json(unframed(id.encode() + b"\0definition", value))
     workflow, version, total, queue, priority, metadata, parent_id, created = fields
     return Definition(
         id=id,
@@ -163,7 +168,7 @@ def steps_bytes(definition: Definition) -> bytes:
 
 
 def steps_from(id: str, value: bytes | None) -> tuple[str, ...]:
-    return tuple(json.loads(unframed(id.encode() + b"\0steps", value)))
+    return tuple(_from_json(unframed(id.encode() + b"\0steps", value)))
 
 
 # heads
@@ -233,7 +238,7 @@ def head_bytes(id: bytes, head: Head) -> bytes:
 def head_from(id: str, control: Control, value: bytes | None) -> Head:
     data = unframed(id.encode(), value)
     numbers = _HEAD.unpack_from(data)
-    signal, error, reason, note = json.loads(data[_HEAD.size :]) if len(data) > _HEAD.size else _NO_TEXTS
+    signal, error, reason, note = _from_json(data[_HEAD.size :]) if len(data) > _HEAD.size else _NO_TEXTS
     _, hold, _, _, step, visit, iteration, attempt, _, updated, progress, done, started, ended, due, of = numbers
     return Head(
         state=control.state,
@@ -313,7 +318,7 @@ def row_names(id: str, seq: int, value: bytes | None) -> tuple[str, ...]:
     names, body = body[: int(length)], body[int(length) :]
     if _SEQ.unpack_from(body)[0] != seq:
         raise DamagedError
-    return tuple(json.loads(names)) if names else ()
+    return tuple(_from_json(names)) if names else ()
 
 
 def row_from(id: str, seq: int, value: bytes | None) -> Boundary:
@@ -324,7 +329,7 @@ def row_from(id: str, seq: int, value: bytes | None) -> Boundary:
     number, step, attempts, next, visit, iteration, size, started, ended = _ROW.unpack_from(body)
     if number != seq:
         raise DamagedError
-    kind, name, error = json.loads(body[_ROW.size :])
+    kind, name, error = _from_json(body[_ROW.size :])
     return Boundary(
         seq=seq,
         kind=kind,
@@ -337,7 +342,7 @@ def row_from(id: str, seq: int, value: bytes | None) -> Boundary:
         next=next,
         visit=visit,
         iteration=iteration,
-        blobs=tuple(json.loads(names)) if names else (),
+        blobs=tuple(_from_json(names)) if names else (),
         size=size,
     )
 
@@ -360,7 +365,7 @@ def message_from(id: str, number: bytes, value: bytes) -> Message:
     if value[:8] != check.encode() or value[8:16] != b"%08x" % crc:
         raise DamagedError
     (length,) = _CRC.unpack_from(body)
-    kind, name, key, has_payload, options, sent = json.loads(body[4 : 4 + length])
+    kind, name, key, has_payload, options, sent = _from_json(body[4 : 4 + length])
     return Message(
         kind=kind,
         name=name,
@@ -380,7 +385,7 @@ def owner_bytes(owner: Owner) -> bytes:
 def owner_from(id: bytes, value: bytes, remaining: float) -> Owner:
     """Of a damaged record only the lease is left: its owner may well live, so it is not left out."""
     try:
-        life, workflows, queues = json.loads(unframed(id + b"\0owner", value))
+        life, workflows, queues = _from_json(unframed(id + b"\0owner", value))
     except DamagedError:
         return Owner(id=text_of(id), life={}, remaining=remaining)
     return Owner(id=text_of(id), life=life, remaining=remaining, workflows=tuple(workflows), queues=tuple(queues))

@@ -3,10 +3,9 @@
 --   m<number> the message's number    f too many messages    d a record that cannot be read
 -- ARGV: name of the caller, number of the call or "" (only saves: they are comparisons), milliseconds that what is
 -- finished is kept or "", and the writes as one MessagePack list of strings (one argument costs a tenth of thousands):
--- kind, number of arguments, arguments, and so on. Below, ARGV is that list.
+-- kind, number of arguments, arguments, and so on. Below, ARGV is that list: `steps.lua`, which stands before this text,
+-- unpacked it, and did the plain steps at its front.
 
-local caller, number, ttl = ARGV[1], ARGV[2], ARGV[3]
-local ARGV = cmsgpack.unpack(ARGV[4])
 local KEYS_REMEMBERED = 1024
 local notable = false
 
@@ -89,25 +88,18 @@ local function compare(id, old, fence, revision)
   return nil, woken, rest, state, wake, owner
 end
 
--- The common step of an owner: a head and one boundary with its state. ARGV: id, control, " <fence> <revision before> ",
--- the end of the control record from <woken> on, head, seq, row, "s" and seq, state, keep_from.
--- If the old record has that fence and revision, and the same end, then no index changes and no pattern is needed.
+-- A step that drops old states, or that is not as `save_plain` would have it.
 local function save_step(at)
-  local id, control, before, tail = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local x = base .. 'x:' .. id
-  local old = call('HGET', x, 'c')
-  local new, f, woken, state, wake, owner
-  if not old or sub(old, 9, 8 + #before) ~= before or sub(old, -#tail) ~= tail then
-    local refusal, rest
-    new = { match(control, CONTROL) }
-    refusal, woken, rest, state, wake, owner = compare(id, old, new[2], new[3])
+  local id = ARGV[at]
+  if not save_plain(at) then
+    local new = { match(ARGV[at + 1], CONTROL) }
+    local refusal, woken, rest, state, wake, owner = compare(id, call('HGET', base .. 'x:' .. id, 'c'), new[2], new[3])
     if refusal then return refusal end
-    f = (rest ~= new[7] or woken ~= new[6]) and facts_of(id)
+    local f = (rest ~= new[7] or woken ~= new[6]) and facts_of(id)
+    put_step(at)
+    if f then reindex(id, f, woken, state, wake, owner, '', new) end
   end
-  call('HSET', x, 'c', control, 'h', ARGV[at + 4], ARGV[at + 7], ARGV[at + 8])
-  call('HSET', base .. 'b:' .. id, ARGV[at + 5], ARGV[at + 6])
   if ARGV[at + 9] ~= '' then strip(id, tonumber(ARGV[at + 9])) end
-  if f then reindex(id, f, woken, state, wake, owner, '', new) end
   return ''
 end
 
@@ -191,21 +183,11 @@ local function send(at)
   return 'm' .. count
 end
 
--- A record that somebody else broke refuses its own write; what the server refuses, it refuses for all of them.
-local function attempt(write, at)
-  local ok, answer = pcall(write, at)
-  if ok then return answer end
-  local text = type(answer) == 'table' and answer.err or tostring(answer)
-  if string.find(text, 'WRONGTYPE', 1, true) or string.find(text, 'DAMAGED', 1, true) then return 'd' end
-  error(answer, 0)
-end
-
 if number ~= '' then
   local answered = recall(caller, number)
   if answered then return answered end
 end
 local writes = { S = save_step, s = save, c = create, m = send }
-local answers, place, at = {}, 0, 1
 while ARGV[at] do
   local answer = attempt(writes[ARGV[at]], at + 2)
   if answer ~= '' then answers[#answers + 1] = place .. '=' .. answer end

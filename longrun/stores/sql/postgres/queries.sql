@@ -3,7 +3,8 @@
 -- A batch of saves is one statement: "save" decides which of them fit, and each part that the batch needs is added
 -- behind it and looks into "applied", so that a refused save changes nothing. "create" is the same with new rows.
 -- "IN (...) IS TRUE" makes the server look ids up in a hash table; as a join it would compare all pairs, since it
--- cannot know how long the arrays will be.
+-- cannot know how long the arrays will be. For a batch with one row of each part, "unnest (...)" is read as that one row
+-- and "IN (...) IS TRUE" as "EXISTS (...)", since there is one id only.
 
 -- name: save
 WITH applied AS (
@@ -36,7 +37,7 @@ WITH applied AS (
         %(attempt)s, %(started)s, %(updated)s, %(ended)s, %(due)s, %(signal)s, %(woken)s, %(hold)s, %(crashes)s,
         %(error)s, %(reason)s, %(progress)s, %(done)s, %(of)s, %(note)s, %(workflow)s, %(queue)s, %(priority)s,
         %(parent_id)s, %(created)s
-    )
+    ) AS w
     ON CONFLICT (id) DO NOTHING
     RETURNING id
 ), defined AS (
@@ -99,7 +100,14 @@ WITH applied AS (
     DELETE FROM {schema}.entries AS e
     USING unnest(%(clear_execution)s) AS o (execution)
     WHERE e.execution = o.execution AND (o.execution IN (SELECT id FROM applied)) IS TRUE
-    AND (e.execution, e.key) NOT IN (SELECT * FROM unnest(%(put_execution)s, %(put_key)s))
+)
+
+-- name: with_clears_around_puts
+, cleared AS (
+    DELETE FROM {schema}.entries AS e
+    USING unnest(%(clear_execution)s) AS o (execution)
+    WHERE e.execution = o.execution AND (o.execution IN (SELECT id FROM applied)) IS TRUE
+    AND (e.execution, e.key) NOT IN (SELECT * FROM unnest(%(put_execution)s, %(put_key)s) AS p)
 )
 
 -- name: with_drops
@@ -160,31 +168,38 @@ JOIN unnest(%(ids)s, %(tokens)s) AS w (id, token) ON d.id = w.id AND d.token = w
 -- name: lock_receivers
 SELECT id, last_message FROM {schema}.heads WHERE id = ANY(%(ids)s) ORDER BY id FOR UPDATE
 
--- name: receipts_of
+-- name: known_of
+-- Which numbers were given for a token or a key; and, in rows without a token, how many messages wait.
 SELECT r.execution, r.id, r.token, r.key FROM {schema}.receipts AS r
 JOIN unnest(%(ids)s, %(tokens)s) AS w (execution, token) ON r.execution = w.execution AND r.token = w.token
 UNION ALL
 SELECT r.execution, r.id, r.token, r.key FROM {schema}.receipts AS r
 JOIN unnest(%(ids)s, %(keys)s) AS w (execution, key) ON r.execution = w.execution AND r.key = w.key
+UNION ALL
+SELECT execution, count(*), NULL, NULL FROM {schema}.messages WHERE execution = ANY(%(ids)s) GROUP BY execution
 
--- name: waiting_messages
-SELECT execution, count(*) FROM {schema}.messages WHERE execution = ANY(%(ids)s) GROUP BY execution
-
--- name: add_messages
-INSERT INTO {schema}.messages (execution, id, kind, name, key, payload, options, sent, crc)
-SELECT * FROM unnest(
-    %(execution)s, %(id)s, %(kind)s, %(name)s, %(key)s, %(payload)s, %(options)s, %(sent)s, %(crc)s
-)
-
--- name: add_receipts
-INSERT INTO {schema}.receipts (execution, id, token, key)
-SELECT * FROM unnest(%(execution)s, %(id)s, %(token)s, %(key)s)
-
--- name: forget_tokens
+-- name: receive
 -- A send without a key is only ever repeated within one call, so its receipt need not last.
-DELETE FROM {schema}.receipts AS r
-USING unnest(%(ids)s, %(last)s) AS w (execution, last)
-WHERE r.execution = w.execution AND r.key IS NULL AND r.id <= w.last - %(keep)s
+WITH added AS (
+    INSERT INTO {schema}.messages (execution, id, kind, name, key, payload, options, sent, crc)
+    SELECT * FROM unnest(
+        %(execution)s, %(id)s, %(kind)s, %(name)s, %(key)s, %(payload)s, %(options)s, %(sent)s, %(crc)s
+    )
+), noted AS (
+    INSERT INTO {schema}.receipts (execution, id, token, key)
+    SELECT * FROM unnest(%(execution)s, %(id)s, %(token)s, %(key)s)
+), forgotten AS (
+    DELETE FROM {schema}.receipts AS r
+    USING unnest(%(ids)s, %(last)s) AS w (execution, last)
+    WHERE r.execution = w.execution AND r.key IS NULL AND r.id <= w.last - %(keep)s
+), received AS (
+    UPDATE {schema}.heads AS h SET
+        last_message = w.last,
+        woken = h.woken OR (h.owner IS NULL AND h.state NOT IN ('completed', 'failed', 'cancelled'))
+    FROM unnest(%(ids)s, %(last)s) AS w (id, last)
+    WHERE h.id = w.id
+)
+SELECT pg_notify(%(channel)s, '')
 
 -- name: forget_keys
 DELETE FROM {schema}.receipts AS r
@@ -193,16 +208,6 @@ WHERE r.execution = w.execution AND r.key IS NOT NULL AND r.id <= (
     SELECT o.id FROM {schema}.receipts AS o
     WHERE o.execution = w.execution AND o.key IS NOT NULL ORDER BY o.id DESC OFFSET w.keep LIMIT 1
 )
-
--- name: receive
-UPDATE {schema}.heads AS h SET
-    last_message = w.last,
-    woken = h.woken OR (h.owner IS NULL AND h.state NOT IN ('completed', 'failed', 'cancelled'))
-FROM unnest(%(ids)s, %(last)s) AS w (id, last)
-WHERE h.id = w.id
-
--- name: tell
-SELECT pg_notify(%(channel)s, '')
 
 -- name: claim_due
 -- What nobody owns, ready or slept out, and what the dead own. Each branch skips what others hold.

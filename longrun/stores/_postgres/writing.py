@@ -1,0 +1,84 @@
+"""Statements that write rows, in two forms: for one row of each part, and for many.
+
+Place in the life of an execution: start, checkpoint, finish. Both forms come from one text, so that they cannot differ
+in what they do. `unnest` of arrays takes any number of rows; for a single one the server would spend more on it than on
+the write, so there the row stands in the statement. On a connection of the store's own, libpq is called directly: a
+cursor of psycopg costs several times what the call itself does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from longrun.stores._postgres.arrays import Column, Texts, texts_of
+from longrun.stores._postgres.driver import ExecStatus, Format, errors, psycopg
+from longrun.stores._postgres.links import Connection, OwnConnection
+from longrun.stores._postgres.queries import numbered
+
+PREPARED = 100
+"""Statements that a connection keeps prepared."""
+
+_UNNEST = re.compile(r"unnest\(((?:[^()]|\(\w+\))*)\)")
+_APPLIED = re.compile(r"\(\w+\.\w+ IN \(SELECT id FROM applied\)\) IS TRUE")
+_GOOD = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+_numbers = itertools.count(1)
+
+
+class Writing:
+    """One statement, for one schema and one set of parts."""
+
+    def __init__(self, text: str, columns: Sequence[tuple[str, type[Column]]], *, single: bool, tell: bool) -> None:
+        names = [name for name, _ in columns] + ["channel"] * tell
+        if single:
+            text = _APPLIED.sub("EXISTS (SELECT FROM applied)", _UNNEST.sub(r"(VALUES (\1))", text))
+        self.text = numbered(text, names)
+        self.name = b"longrun_%d" % next(_numbers)
+        self._kinds = [kind for _, kind in columns]
+        self._oids = [kind.element if single else kind.array for kind in self._kinds] + [Texts.element] * tell
+        self._binary = [1] * len(names)
+
+    def one(self, connection: OwnConnection, values: Iterable[Any], channel: Sequence[str]) -> list[str]:
+        """Run it for one row of each part; answered are the ids for which it was done."""
+        packed = [None if value is None else kind.one(value) for kind, value in zip(self._kinds, values, strict=True)]
+        return self._run(connection, packed, channel)
+
+    def many(self, connection: Connection, columns: Iterable[tuple[Any, ...]], channel: Sequence[str]) -> list[str]:
+        """Run it for the rows of these columns."""
+        packed = [kind(values) for kind, values in zip(self._kinds, columns, strict=True)]
+        if isinstance(connection, OwnConnection):
+            return self._run(connection, [column.data for column in packed], channel)
+        cursor = psycopg.RawCursor(connection)
+        row = cursor.execute(self.text, [*packed, *channel], prepare=True, binary=True).fetchone()
+        return (row and row[0]) or []
+
+    def _run(self, connection: OwnConnection, packed: Sequence[bytes | None], channel: Sequence[str]) -> list[str]:
+        self._prepare(connection)
+        values = [*packed, *map(str.encode, channel)]
+        result = _answer(connection.pgconn.exec_prepared, self.name, values, self._binary, Format.BINARY)
+        return texts_of(result.get_value(0, 0))
+
+    def _prepare(self, connection: OwnConnection) -> None:
+        known = connection.written
+        if self.name in known:
+            return
+        if len(known) >= PREPARED:
+            oldest = next(iter(known))
+            _answer(connection.pgconn.exec_, b"DEALLOCATE " + oldest)
+            del known[oldest]
+        _answer(connection.pgconn.prepare, self.name, self.text, self._oids)
+        known[self.name] = None
+
+
+def _answer(ask: Callable[..., Any], *arguments: Any) -> Any:
+    """The server's answer; an error is raised as a cursor would."""
+    try:
+        result = ask(*arguments)
+    except MemoryError as lost:  # the driver's word for no answer at all
+        raise psycopg.OperationalError("the connection is lost") from lost
+    if result.status in _GOOD:
+        return result
+    error = errors.error_from_result(result)
+    raise error if error.sqlstate else psycopg.OperationalError(str(error))
