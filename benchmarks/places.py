@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,8 +141,18 @@ def _postgres_bytes(url: str) -> int:
 
 
 def _redis_bytes(url: str) -> int:
+    return int(_persistence(url)["aof_current_size"])
+
+
+def settle(store: str, url: str) -> None:
+    """Wait until a server that was filled has written its file anew: that is not part of what is measured next."""
+    if store in ("redis", "valkey"):
+        while _persistence(url)["aof_rewrite_in_progress"] or _persistence(url)["aof_rewrite_scheduled"]:
+            time.sleep(0.1)
+
+
+def _persistence(url: str) -> Any:
     import redis
 
     with redis.Redis.from_url(url) as client:
-        facts: Any = client.info("persistence")
-    return int(facts["aof_current_size"])
+        return client.info("persistence")

@@ -12,7 +12,7 @@ from benchmarks.child import MeasurementError, run_child
 from benchmarks.orders import Job
 from benchmarks.peers.catalogue import ROLE as PEER_ROLE
 from benchmarks.peers.catalogue import Installed, peer_rows
-from benchmarks.places import Places
+from benchmarks.places import Places, settle
 from benchmarks.results import Figures, Row, Trouble
 
 Say = Callable[[str], None]
@@ -79,6 +79,7 @@ class _Measured:
             url = stack.enter_context(places.fresh(self.store))
             prepared = self._child(f"prepare-{role}", url)
             self.samples.setdefault(f"prepare-{role}", []).append(prepared)
+            settle(self.store, url)
             self._kept[role] = url
         return self._kept[role]
 
