@@ -73,7 +73,6 @@ class FileBackend(StoreBackend):
     def close(self) -> None:
         parts, self._parts = self._parts, None
         if parts is not None:
-            parts.writes.tidy()
             parts.writes.close()
             parts.place.close()
 
@@ -108,9 +107,9 @@ class FileBackend(StoreBackend):
                         writes.save(saves, answers)
                     if sends := [(n, write) for n, write in part if isinstance(write, Send)]:
                         writes.send(sends, answers)
-                writes.tidy_soon()
+                writes.janitor.tidy_soon()
             finally:
-                writes.ring()
+                writes.journals.ring()
         return answers
 
     def claim(self, claim: Claim) -> list[Loaded]:
@@ -119,7 +118,7 @@ class FileBackend(StoreBackend):
             try:
                 return parts.claims.claim(claim)
             finally:
-                parts.writes.ring()
+                parts.writes.journals.ring()
 
     def register(self, owner: Owner, ttl: float) -> None:
         with _guarded("an owner cannot be registered"):
@@ -127,7 +126,7 @@ class FileBackend(StoreBackend):
 
     def renew(self, owner: str, ttl: float) -> bool:
         parts = self._open
-        parts.writes.tidy_soon(least=1)
+        parts.writes.janitor.tidy_soon(least=1)
         with _guarded("a lease cannot be renewed"):
             return owners.renew(parts.place, self._clock, owner, ttl)
 
@@ -141,7 +140,7 @@ class FileBackend(StoreBackend):
             try:
                 return delete(writes, ids)
             finally:
-                writes.ring()
+                writes.journals.ring()
 
     # readers
 
@@ -309,7 +308,7 @@ class _Parts:
         self.catalog = Catalog(place)
         self.finished = Finished(place)
         self.writes = Writes(place, self.catalog, self.finished)
-        self.claims = Claims(place, self.writes, clock)
+        self.claims = Claims(self.writes.journals, self.writes.crew, clock)
 
 
 @contextlib.contextmanager

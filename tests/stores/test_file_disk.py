@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from longrun.errors import StoreUnavailableError
+from longrun.errors import LeaseLostError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import Write
 from longrun.stores._file.disk import Disk
@@ -250,3 +250,35 @@ def test_a_full_disk_refuses_and_recovers(small_disk: Path) -> None:
         assert write() is None
         assert loaded(backend, "a").head == save.head
         done(backend, change("a", save.head, head_fields={"state": ExecutionState.COMPLETED, "owner": None}))
+
+
+class Rival(Disk):
+    """Lets another process take an execution over while a batch is being synced; notes what came when."""
+
+    def __init__(self, path: Path, id: str) -> None:
+        self.path, self.id, self.calls = path, id, list[str]()
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        self.calls.append("write")
+        return super().write(fd, data)
+
+    def fdatasync(self, fd: int) -> None:
+        super().fdatasync(fd)
+        if "fdatasync" not in self.calls:
+            (self.path / "live" / f"{self.id}.1.jsonl").touch()
+        self.calls.append("fdatasync")
+
+
+def test_who_is_still_the_owner_is_asked_after_the_last_sync(path: Path) -> None:
+    """I3: each journal of the batch for itself, and whatever happened while any of them was written."""
+    ids = [f"x{n}" for n in range(20)]
+    disk = Rival(path, "x7")
+    with opened(FileBackend(path, disk=disk)) as backend:
+        news = [owned(id) for id in ids]
+        done(backend, *news)
+        disk.calls.clear()
+        answers = backend.commit([step(new.id, new.head) for new in news])
+        assert disk.calls[:40] == ["write"] * 20 + ["fdatasync"] * 20
+        refused = [id for id, answer in zip(ids, answers, strict=True) if answer is not None]
+        assert refused == ["x7"]
+        assert isinstance(answers[7], LeaseLostError)

@@ -15,9 +15,14 @@ Place in the life of an execution: claim, checkpoint, finish. Each module import
     owners    leases
     entries   what is known of every live execution
     catalog   the same, kept up with what other processes do
+    skim      the index of finished executions, unparsed
     done      finished executions and the index of them
+    moving    journals on their way to done/, and back
+    mine      the journals that this process owns
+    tidying   what can wait
     births    a new execution, a new message
-    writes    a batch of creations, saves or messages
+    saves     a batch of saves
+    writes    a batch of writes of any kind
     claims    executions change hands
     removal   finished executions are deleted
 """

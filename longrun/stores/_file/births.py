@@ -12,9 +12,8 @@ import attrs
 
 from longrun.errors import CorruptDataError, LongrunError, StoreUnavailableError
 from longrun.stored import Create, Save, Send
-from longrun.stores._file.catalog import mark_of
-from longrun.stores._file.contents import Mail, first_lines, save_lines
-from longrun.stores._file.entries import Entry, Mark
+from longrun.stores._file.contents import NO_MAIL, Mail, first_lines, save_lines
+from longrun.stores._file.entries import Entry, Mark, mark_of
 from longrun.stores._file.inbox import Box, send
 from longrun.stores._file.journal import Journal, failed
 from longrun.stores._file.lines import Identity
@@ -37,18 +36,27 @@ class Birth:
     journal: Journal | None = None
     mark: Mark | None = None
 
-    def prepare(self, place: Place) -> None:
-        """Write the complete journal under a temporary name, durably."""
+    def write(self, place: Place) -> None:
+        """Write the complete journal under a temporary name."""
         create = self.create
         identity = Identity(create.id, 0)
         lines = first_lines(identity, create.definition, self.born)
         save = Save(id=create.id, head=create.head, boundaries=(create.boundary,), blobs=create.blobs)
-        lines += save_lines(identity, len(lines) + 1, save, Mail(), whole=True)
+        lines += save_lines(identity, len(lines) + 1, save, NO_MAIL, whole=True)
         self.data, self.lines = b"".join(lines), len(lines)
         try:
-            self.temporary, self.fd = place.temporary(self.data, sync=True)
+            self.temporary, self.fd = place.temporary(self.data, sync=False)
         except OSError as error:
             self.error = failed(error)
+
+    def sync(self, place: Place) -> None:
+        """Make it durable. Runs in a thread of the crew."""
+        try:
+            place.disk.fsync(self.fd)
+        except OSError as error:
+            self.error = failed(error)
+            place.disk.close(self.fd)
+            place.drop_temporary(self.temporary)
 
     def publish(self, place: Place) -> bool | LongrunError:
         """Let it appear, unless the id is taken."""
@@ -71,7 +79,7 @@ class Birth:
                     self.fd,
                     born=self.born,
                     head=head,
-                    mail=Mail(),
+                    mail=NO_MAIL,
                     n=self.lines,
                     size=len(self.data),
                 )
@@ -88,7 +96,7 @@ class Birth:
     def entry(self) -> Entry:
         create = self.create
         definition = attrs.evolve(create.definition, steps=())
-        return Entry(stem_of(create.id), 0, self.born, definition, create.head, Mail(), self.mark)
+        return Entry(stem_of(create.id), 0, self.born, definition, create.head, NO_MAIL, self.mark)
 
 
 @attrs.define(eq=False)

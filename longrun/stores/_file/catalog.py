@@ -18,7 +18,7 @@ from longrun.logging import Log
 from longrun.stored import Head, Message
 from longrun.stores._file.contents import Contents, Mail, remains
 from longrun.stores._file.disk import UnreadableFileError
-from longrun.stores._file.entries import Entries, Entry, Mark, may_leave
+from longrun.stores._file.entries import Entries, Entry, Mark, changed_at, is_same_file, mark_of, may_leave
 from longrun.stores._file.inbox import box_of, read_letters
 from longrun.stores._file.journal import Journal
 from longrun.stores._file.place import EVERYTHING, Place, journal_name, parse_journal_name, stem_of
@@ -27,6 +27,7 @@ from longrun.stores._file.reading import (
     id_in,
     locate,
     locate_stem,
+    read_settled,
     read_spot,
     read_summary,
     with_next_step,
@@ -36,12 +37,8 @@ LOOK_AGAIN = 2.0
 """Seconds after which a claim looks at every file, bell or not."""
 
 
-def mark_of(status: os.stat_result) -> Mark:
-    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_mode, status.st_uid
-
-
 def _is_same_file(known: Entry | None, mark: Mark) -> bool:
-    return known is not None and not known.unreadable and known.mark is not None and known.mark[2] == mark[2]
+    return known is not None and not known.unreadable and is_same_file(known.mark, mark)
 
 
 class Catalog:
@@ -175,7 +172,7 @@ class Catalog:
         if (spot.stem, spot.gen) not in self._told:
             self._told.add((spot.stem, spot.gen))
             self._log.error("store.unreadable", execution=contents.id, file=f"live/{spot.name}", problem=str(error))
-        definition, head = remains(contents, str(error), mark[1] / 1e9)
+        definition, head = remains(contents, str(error), changed_at(mark))
         known = None if closed else mark
         return Entry(spot.stem, spot.gen, contents.born, definition, head, contents.mail, known, unreadable=True)
 
@@ -185,17 +182,16 @@ class Catalog:
             return
         box = box_of(self._place, stem, entry.id, entry.born)
         status = self._place.inbox.stat(box.name)
-        mark = None if status is None else mark_of(status)
-        if mark is None:
+        if status is None:
             if entry.inbox_mark is not None or entry.closed_inbox is not None:
                 self.entries.mailed(entry, (), None)
-        elif mark != entry.inbox_mark:
+        elif mark_of(status) != entry.inbox_mark:
             try:
                 letters = read_letters(self._place, box)
             except UnreadableFileError as error:
                 self._tell_closed(entry, box.name, error)
                 return
-            self.entries.mailed(entry, tuple(letters.messages), (letters.size, *mark[1:]))
+            self.entries.mailed(entry, tuple(letters.messages), mark_of(status, letters.size))
 
     def _tell_closed(self, entry: Entry, name: str, error: UnreadableFileError) -> None:
         if entry.closed_inbox is None:
@@ -226,15 +222,17 @@ class Catalog:
             elif self.finished.get(entry.stem) is entry:
                 del self.finished[entry.stem]
 
-    def saved(self, journal: Journal, head: Head, mail: Mail, total: int | None = None) -> None:
-        """This process wrote a journal that it owns. The caller holds the lock."""
+    def saved(self, journal: Journal, head: Head, mail: Mail, total: int | None, status: os.stat_result | None) -> None:
+        """This process wrote a journal that it owned, and knows how it left the file. The caller holds the lock."""
         entry = self.entries.by_stem.get(journal.stem)
         if entry is None or entry.gen != journal.gen:
             return  # somebody took it over in this moment; the file was read again
         self.entries.saved(entry, head, mail)
-        if total is not None:
+        if total is not None and total != entry.definition.total:
             entry.definition = attrs.evolve(entry.definition, total=total)
         entry.mark = None
+        if head.owner is None and status is not None and status.st_size == journal.size:
+            entry.mark = mark_of(status)  # until others write there, nothing need be read again
         if may_leave(head):
             self.finished[entry.stem] = entry
         elif self.finished:
@@ -260,6 +258,15 @@ class Catalog:
             if entry is not None:
                 self._update_inbox(stem)
             return entry
+
+    def mail(self, id: str, spot: Spot) -> tuple[str, Mail]:
+        """The birth mark of an execution that was located just now, and which of its messages were taken."""
+        if spot.folder is self._place.live:
+            entry = self.find(id, spot.gen)
+            if entry is not None and not entry.unreadable:
+                return entry.born, entry.mail
+        contents, _ = read_settled(self._place, id, spot)
+        return contents.born, contents.mail
 
     def letters(self, entry: Entry) -> list[Message]:
         return list(read_letters(self._place, box_of(self._place, entry.stem, entry.id, entry.born)).messages.values())

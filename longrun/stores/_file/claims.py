@@ -16,8 +16,8 @@ from longrun.clock import Clock
 from longrun.errors import CorruptDataError, StoreUnavailableError
 from longrun.stored import Claim, Head, Loaded, Save
 from longrun.stores._file.contents import (
+    NO_MAIL,
     Contents,
-    Mail,
     blocked_head,
     claim_line,
     claimed_head,
@@ -25,6 +25,7 @@ from longrun.stores._file.contents import (
     snapshot_lines,
     woken_head,
 )
+from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import UnopenableError, UnreadableFileError, write_all
 from longrun.stores._file.done import read_done
 from longrun.stores._file.entries import Entry, rank
@@ -32,9 +33,9 @@ from longrun.stores._file.history import move_history
 from longrun.stores._file.inbox import Letters, box_of, read_letters
 from longrun.stores._file.journal import Journal, failed
 from longrun.stores._file.lines import Identity
-from longrun.stores._file.place import KIND, Place, journal_name
+from longrun.stores._file.mine import Journals
+from longrun.stores._file.place import KIND, journal_name
 from longrun.stores._file.reading import Spot, locate, read_spot, with_next_step
-from longrun.stores._file.writes import Writes
 from longrun.stores.choice import is_free, is_wanted
 
 ROWS_CARRIED = 100
@@ -69,16 +70,16 @@ class _UnreadableError(Exception):
 class Claims:
     """Gives executions to owners."""
 
-    def __init__(self, place: Place, writes: Writes, clock: Clock) -> None:
-        self._place, self._writes, self._clock = place, writes, clock
-        self._catalog = writes.catalog
+    def __init__(self, journals: Journals, crew: Crew, clock: Clock) -> None:
+        self._journals, self._crew, self._clock = journals, crew, clock
+        self._place, self._catalog = journals.place, journals.catalog
 
     def claim(self, claim: Claim) -> list[Loaded]:
         candidates = self._due(claim) if claim.ids is None else self._named(claim, claim.ids)
         chosen = sorted({entry.stem: entry for entry in candidates}.values(), key=lambda entry: rank(entry.definition))
         given: list[Loaded] = []
         while chosen and len(given) < claim.limit:
-            room = min(claim.limit - len(given), self._writes.chunk)
+            room = min(claim.limit - len(given), self._journals.limit)
             given += self._take_all(chosen[:room], claim)
             del chosen[:room]
         return given
@@ -117,7 +118,7 @@ class Claims:
         head, definition = contents.found()
         if not (is_free(head, claim) and is_wanted(definition, head, claim)):
             return None
-        self._writes.bring_back(id)
+        self._journals.bring_back(id)
         return locate(self._place, id)
 
     def _take_all(self, entries: list[Entry], claim: Claim) -> list[Loaded]:
@@ -126,7 +127,7 @@ class Claims:
             ended = any(entry.head.state.finished for entry in entries)
             with self._place.locked(shared=True) if ended else contextlib.nullcontext():
                 taken += [one for entry in entries if (one := self._take(entry, claim)) is not None]
-            self._writes.crew.run(_Taken.sync, taken)
+            self._crew.run(_Taken.sync, taken)
             if taken:
                 self._place.live.sync()
         except BaseException:
@@ -136,8 +137,8 @@ class Claims:
         self._give_back(failures)
         given = [one for one in taken if one.error is None]
         for one in given:
-            self._writes.adopt(one.journal, _entry(one))
-        self._writes.shrink()
+            self._journals.adopt(one.journal, _entry(one))
+        self._journals.shrink()
         if failures and not given:
             raise failures[0].error or StoreUnavailableError(KIND, "a claim failed")
         for one in given:
@@ -171,7 +172,7 @@ class Claims:
             self._place.disk.close(fd)
             if not error.stored:
                 self._place.live.remove(name)
-            self._writes.changed(name)
+            self._journals.changed(name)
             self._again(entry)
             return None
         except BaseException:
@@ -226,7 +227,7 @@ class Claims:
         blocked = attrs.evolve(
             blocked_head(head, str(error)), fence=head.fence + 1, revision=head.revision + 1, updated=self._clock.now()
         )
-        write_all(self._place.disk, fd, b"".join(save_lines(identity, 2, Save(id=identity.id, head=blocked), Mail())))
+        write_all(self._place.disk, fd, b"".join(save_lines(identity, 2, Save(id=identity.id, head=blocked), NO_MAIL)))
         self._place.disk.fdatasync(fd)
         self._place.live.sync()
         return True

@@ -39,7 +39,7 @@ CLEARED = (ExecutionState.COMPLETED, ExecutionState.CANCELLED)
 
 @attrs.define
 class Mail:
-    """Which messages were taken: all up to a number, and some behind it."""
+    """Which messages were taken: all up to a number, and some behind it. Only a copy that nobody else has changes."""
 
     upto: int = 0
     more: set[int] = attrs.field(factory=set)
@@ -66,9 +66,13 @@ class Mail:
         return [self.upto, *sorted(self.more)]
 
 
+NO_MAIL = Mail()
+"""Nothing was taken: one for all, of whom most have no mail."""
+
+
 def mail_from(fields: dict[str, Any]) -> Mail:
     numbers = fields.get("mail")
-    return Mail(numbers[0], set(numbers[1:])) if numbers else Mail()
+    return Mail(numbers[0], set(numbers[1:])) if numbers else NO_MAIL
 
 
 @attrs.define
@@ -87,7 +91,7 @@ class Contents:
     """The kept states, by number."""
     blobs: dict[str, bytes] = attrs.field(factory=dict)
     entries: dict[str, bytes] = attrs.field(factory=dict)
-    mail: Mail = attrs.field(factory=Mail)
+    mail: Mail = NO_MAIL
     damage: list[str] = attrs.field(factory=list)
     told: list[str] = attrs.field(factory=list)
     """What the claim found damaged that this journal began with; forgotten with its owner's first save."""
@@ -329,6 +333,8 @@ def first_lines(identity: Identity, definition: Definition, born: str, n: int = 
 
 class _Payloads:
     """Where payloads go: into the save's own line while there is room, else into a line of their own before it."""
+
+    __slots__ = ("before", "identity", "inline", "n", "room")
 
     def __init__(self, identity: Identity, n: int, room: int) -> None:
         self.identity, self.n, self.room = identity, n, room

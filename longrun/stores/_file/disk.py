@@ -198,7 +198,8 @@ class Folder:
         """A new file, empty and private; `FileExistsError` if the name is taken."""
         fd = self.open(name, flags | os.O_CREAT | os.O_EXCL)
         try:
-            self.disk.chmod(fd, FILE_MODE)
+            if stat.S_IMODE(self.disk.fstat(fd).st_mode) != FILE_MODE:  # an odd umask
+                self.disk.chmod(fd, FILE_MODE)
         except OSError:
             self.disk.close(fd)
             raise

@@ -7,6 +7,7 @@ crash in between shows every execution once. An index that is damaged or missing
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterable, Iterator
 
@@ -16,15 +17,12 @@ from longrun.errors import CorruptDataError
 from longrun.logging import Log
 from longrun.records import FINISHED, ExecutionState
 from longrun.stored import Definition, Head, Query, Stored
-from longrun.stores._file.catalog import mark_of
 from longrun.stores._file.contents import Contents, remains
-from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import UnreadableFileError, read_range, write_all
-from longrun.stores._file.entries import Entry, Mark, may_leave
+from longrun.stores._file.entries import Entry, Mark, mark_of
 from longrun.stores._file.forms import definition_form, definition_from, head_form, head_from
-from longrun.stores._file.journal import remove_between, remove_locked
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, pack, unpack_any
-from longrun.stores._file.place import FINISHED_INDEX, Place, done_inbox_name, done_name, id_of, journal_name, stem_of
+from longrun.stores._file.place import FINISHED_INDEX, Place, done_name, id_of, stem_of
 from longrun.stores._file.reading import (
     Spot,
     Summary,
@@ -33,10 +31,9 @@ from longrun.stores._file.reading import (
     read_settled,
     read_spot,
     read_summary,
-    signpost,
-    stands_alone,
     with_next_step,
 )
+from longrun.stores._file.skim import Skim
 from longrun.stores.choice import matches
 
 GONE_LIMIT = 1000
@@ -80,13 +77,14 @@ class Finished:
         self._broken = False
         self._names: dict[str, str] = {}
         self._good: dict[str, Mark] = {}
+        self._skim = Skim(place, FINISHED_INDEX, _HEADER)
         self._log = Log()
 
     # reading
 
     def find(self, query: Query, live: set[str]) -> Iterator[Stored]:
         """What matches and is not in live/, newest first."""
-        if query.states is not None and not query.states & _LISTED:
+        if self._has_none(query):
             return
         self._mend()
         with self._lock:
@@ -109,6 +107,8 @@ class Finished:
 
     def count(self, query: Query, live: set[str]) -> dict[ExecutionState, int]:
         counts: dict[ExecutionState, int] = {}
+        if self._has_none(query):
+            return counts
         if _only_rows(query):
             self._mend()
             with self._lock:
@@ -121,6 +121,15 @@ class Finished:
         for stored in self.find(attrs.evolve(query, after=None), live):
             counts[stored.head.state] = counts.get(stored.head.state, 0) + 1
         return counts
+
+    def _has_none(self, query: Query) -> bool:
+        """Whether nothing here can match, told without taking in the index: whoever starts and looks for what was
+        interrupted should not pay for all that ever ended."""
+        if query.owner is not None or query.owned:
+            return True  # what is owned stays in live/
+        if query.states is not None and not query.states & _LISTED:
+            return True
+        return self._skim.lacks(_texts(query))
 
     def checked(self, stored: Stored) -> Stored:
         """What the index says of one that is shown. If its journal cannot be read, its reason is what `load` raises."""
@@ -373,6 +382,16 @@ def _may_match(row: Row, query: Query) -> bool:
     )
 
 
+def _texts(query: Query) -> list[list[bytes]]:
+    """Of each list, every line that matches must hold one."""
+    found = []
+    if query.states is not None:
+        found.append([b'"state":"%b"' % state.value.encode() for state in query.states & _LISTED])
+    if query.workflows is not None:
+        found.append([b'"workflow":%b' % json.dumps(workflow).encode() for workflow in query.workflows])
+    return found
+
+
 def _only_rows(query: Query) -> bool:
     """Whether the rows alone decide."""
     return (
@@ -382,100 +401,3 @@ def _only_rows(query: Query) -> bool:
         and query.owned is None
         and query.parent_id is None
     )
-
-
-# moving
-
-
-def move_away(place: Place, crew: Crew, finished: Finished, ended: Iterable[Entry]) -> list[Entry]:
-    """Move journals of finished executions to done/; those that moved. One in use stays for another time.
-
-    The new name is durable before any old one goes; old generations go before the newest leaves live/. From the line in
-    the index to the removal the lock is held: whoever creates an id or sends to it holds it too, and sees the journal
-    in one place or in both; and what somebody deletes meanwhile does not come back into the index."""
-    finished.begin()
-    moves = [_Move(place, entry) for entry in ended]
-    crew.run(_Move.link, moves)
-    place.done.sync()
-    with place.locked():
-        ready = [move for move in moves if move.ino >= 0 and move.ready()]
-        finished.add([move.entry for move in ready])
-        crew.run(_Move.unlink, ready)
-    return [move.entry for move in moves if move.moved]
-
-
-@attrs.define(eq=False)
-class _Move:
-    place: Place
-    entry: Entry
-    ino: int = -1
-    size: int = -1
-    moved: bool = False
-
-    def link(self) -> None:
-        """Give the journal its name in done/, if it is the one that was seen to be finished."""
-        place, stem, gen = self.place, self.entry.stem, self.entry.gen
-        live, done = journal_name(stem, gen), done_name(stem)
-        status = place.live.stat(live)
-        if status is None or not self._ended(Spot(place.live, stem, gen, live)):
-            return
-        there = place.done.stat(done)
-        try:
-            if there is not None and there.st_ino != status.st_ino:
-                place.done.remove(done)  # left by a crash on the way back; the one in live/ counts
-            if there is None or there.st_ino != status.st_ino:
-                place.disk.link(live, done, place.live.fd, place.done.fd)
-        except (FileExistsError, FileNotFoundError):
-            return  # another process moves it
-        except (IsADirectoryError, PermissionError):
-            return  # what stands in its way is not ours
-        there = place.done.stat(done)
-        if there is not None and there.st_ino == status.st_ino:
-            self.ino, self.size = status.st_ino, status.st_size
-
-    def _ended(self, spot: Spot) -> bool:
-        """Whether the journal itself says so, without those before it, which will be gone."""
-        try:
-            found = read_summary(self.place, spot, None)
-            if found is not None:
-                return found.born == self.entry.born and may_leave(found.head)
-            contents = stands_alone(self.place, spot, self.entry.id)
-        except (FileNotFoundError, CorruptDataError):
-            return False
-        return contents is not None and contents.born == self.entry.born and may_leave(contents.found()[0])
-
-    def ready(self) -> bool:
-        """Under the lock: whether it is still as it was seen to be finished, and nobody else's."""
-        place, stem, gen = self.place, self.entry.stem, self.entry.gen
-        status = place.live.stat(journal_name(stem, gen))
-        if status is None or status.st_ino != self.ino:
-            return False
-        if status.st_size != self.size or place.live.stat(journal_name(stem, gen + 1)) is not None:
-            place.done.remove(done_name(stem))  # it goes on in this moment
-            return False
-        return True
-
-    def unlink(self) -> None:
-        """Under the lock: take the old names away."""
-        place, stem, gen = self.place, self.entry.stem, self.entry.gen
-        if not remove_between(place, stem, gen) or not self.ready():
-            return
-        inbox = f"{stem}.jsonl"
-        if place.inbox.stat(inbox) is not None:
-            place.disk.rename(inbox, done_inbox_name(stem), place.inbox.fd, place.done.fd)
-        self.moved = remove_locked(place, stem, gen, ino=self.ino)
-
-
-def bring_back(place: Place, finished: Finished, id: str, gen: int) -> None:
-    """The way back: a failed execution is to be claimed for a retry."""
-    stem = stem_of(id)
-    if gen > 0:
-        temporary, fd = place.temporary(signpost(id, gen), sync=True)
-        place.disk.close(fd)
-        place.publish(temporary, place.live, journal_name(stem, 0))
-    if place.done.stat(done_inbox_name(stem)) is not None:
-        place.disk.rename(done_inbox_name(stem), f"{stem}.jsonl", place.done.fd, place.inbox.fd)
-    place.disk.rename(done_name(stem), journal_name(stem, gen), place.done.fd, place.live.fd)
-    place.live.sync()
-    place.inbox.sync()
-    finished.remove([id])

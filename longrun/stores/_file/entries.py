@@ -6,6 +6,8 @@ Place in the life of an execution: claim, and every listing. Pure bookkeeping in
 from __future__ import annotations
 
 import heapq
+import os
+import struct
 from collections.abc import Iterator
 
 import attrs
@@ -14,8 +16,24 @@ from longrun.stored import Claim, Definition, Head
 from longrun.stores._file.contents import Mail, blocked_head, woken_head
 from longrun.stores.rows import wake_at
 
-Mark = tuple[int, int, int, int, int]
-"""Size, time of change, inode, mode and user: what tells a file that changed from one that did not."""
+Mark = bytes
+"""Size, time of change, inode, mode and user: what tells a file that changed from one that did not. Packed, since there
+is one for every execution."""
+_MARK = struct.Struct("=qqQII")
+
+
+def mark_of(status: os.stat_result, size: int | None = None) -> Mark:
+    """With a `size`, as if the file had that."""
+    size = status.st_size if size is None else size
+    return _MARK.pack(size, status.st_mtime_ns, status.st_ino, status.st_mode, status.st_uid)
+
+
+def is_same_file(one: Mark | None, other: Mark) -> bool:
+    return one is not None and _MARK.unpack(one)[2] == _MARK.unpack(other)[2]
+
+
+def changed_at(mark: Mark) -> float:
+    return float(_MARK.unpack(mark)[1] / 1e9)
 
 
 @attrs.define(eq=False)
@@ -37,6 +55,10 @@ class Entry:
     """It cannot be gone on with: definition and head are what could be saved of them, or stand for them."""
     closed_inbox: str | None = None
     """Why its inbox cannot be opened: until it can, nobody may go on without the messages in there."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.stem == self.id:
+            self.stem = self.id  # the same text: one string will do
 
     @property
     def id(self) -> str:
@@ -65,7 +87,7 @@ class Entries:
 
     def __init__(self) -> None:
         self.by_stem: dict[str, Entry] = {}
-        self._by_owner: dict[str | None, dict[str, Entry]] = {}
+        self._by_owner: dict[str, dict[str, Entry]] = {}
         self._ready: dict[str, Entry] = {}
         self._timed: list[tuple[float, str]] = []
         self._posted: dict[str, Entry] = {}
@@ -110,9 +132,11 @@ class Entries:
             self._posted.pop(entry.stem, None)
 
     def _index(self, entry: Entry) -> None:
-        self._by_owner.setdefault(entry.head.owner, {})[entry.stem] = entry
+        owner = entry.head.owner
+        if owner is not None:
+            self._by_owner.setdefault(owner, {})[entry.stem] = entry
         self._post(entry)
-        entry.wake = wake_at(entry.effective) if entry.head.owner is None else None
+        entry.wake = wake_at(entry.effective) if owner is None else None
         if entry.wake == 0.0:
             self._ready[entry.stem] = entry
         elif entry.wake is not None:
@@ -122,10 +146,12 @@ class Entries:
                 heapq.heapify(self._timed)
 
     def _unindex(self, entry: Entry) -> None:
-        owned = self._by_owner.get(entry.head.owner, {})
-        owned.pop(entry.stem, None)
-        if not owned:
-            self._by_owner.pop(entry.head.owner, None)
+        owner = entry.head.owner
+        if owner is not None:
+            owned = self._by_owner.get(owner, {})
+            owned.pop(entry.stem, None)
+            if not owned:
+                self._by_owner.pop(owner, None)
         self._ready.pop(entry.stem, None)
         self._posted.pop(entry.stem, None)
         entry.wake = None

@@ -5,10 +5,10 @@ Place in the life of an execution: checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
-from operator import attrgetter
-from typing import Any
+from sys import intern
+from typing import Any, cast
 
 import attrs
 
@@ -18,29 +18,30 @@ from longrun.stored import EMPTY, Boundary, Definition, Head, Message
 _STATES = {state.value: state for state in ExecutionState}
 
 
-class _Fields:
-    """The fields of a record, and which values need not be written."""
+def _listing(kind: type, *without: str) -> Callable[[Any], dict[str, Any]]:
+    """A function that lists a record's fields but those that have their default value. It is made as source text, as
+    attrs makes its own: every save needs two, and a loop over the fields takes several times as long."""
+    found = [one for one in attrs.fields(kind) if one.name not in without]
+    lines = ["def listed(record):", "    form = {}"]
+    for one in found:
+        if one.default is attrs.NOTHING:
+            lines.append(f"    form[{one.name!r}] = record.{one.name}")
+        else:
+            lines.append(f"    if (value := record.{one.name}) != {one.name}: form[{one.name!r}] = value")
+    made: dict[str, Any] = {one.name: one.default for one in found}
+    exec("\n".join([*lines, "    return form"]), made)
+    return cast("Callable[[Any], dict[str, Any]]", made["listed"])
 
-    def __init__(self, kind: type, *without: str) -> None:
-        found = [one for one in attrs.fields(kind) if one.name not in without]
-        self._names = tuple([one.name for one in found])
-        self._defaults = tuple([one.default for one in found])
-        self._values = attrgetter(*self._names)
 
-    def plain(self, record: object) -> dict[str, Any]:
-        triples = zip(self._names, self._values(record), self._defaults, strict=True)
-        return {name: value for name, value, default in triples if value != default}
-
-
-_HEAD = _Fields(Head)
-_DEFINITION = _Fields(Definition, "steps", "id")
-_BOUNDARY = _Fields(Boundary, "data", "blobs")
-_MESSAGE = _Fields(Message, "payload", "options", "id")
+_head = _listing(Head)
+_definition = _listing(Definition, "steps", "id")
+_boundary = _listing(Boundary, "data", "blobs")
+_message = _listing(Message, "payload", "options", "id")
 _TIMES = ("started", "updated", "ended", "due", "progress", "done", "of")
 
 
 def head_form(head: Head) -> dict[str, Any]:
-    form = _HEAD.plain(head)
+    form = _head(head)
     if not isfinite(head.updated + head.progress + head.done + (head.of or 0.0) + (head.due or 0.0)):
         _spell_out(form)
     return form
@@ -54,6 +55,7 @@ def _spell_out(form: dict[str, Any]) -> None:
 
 def head_from(form: Mapping[str, Any]) -> Head:
     fields = {**form, "state": _STATES[form["state"]]}
+    _share(fields, "owner", "signal")
     for name in fields.pop("odd", ()):
         fields[name] = float(fields[name])
     return Head(**fields)
@@ -61,19 +63,28 @@ def head_from(form: Mapping[str, Any]) -> Head:
 
 def definition_form(definition: Definition) -> dict[str, Any]:
     """Without the steps, which have a line of their own: a listing does not read them."""
-    form = _DEFINITION.plain(definition)
+    form = _definition(definition)
     if definition.metadata:
         form["metadata"] = dict(definition.metadata)
     return form
 
 
 def definition_from(id: str, form: Mapping[str, Any], steps: tuple[str, ...] = ()) -> Definition:
-    return Definition(id=id, steps=steps, **form)
+    fields = dict(form)
+    _share(fields, "workflow", "version", "queue")
+    return Definition(id=id, steps=steps, **fields)
+
+
+def _share(fields: dict[str, Any], *names: str) -> None:
+    """Texts that many executions have in common are kept once."""
+    for name in names:
+        if type(fields.get(name)) is str:
+            fields[name] = intern(fields[name])
 
 
 def boundary_form(boundary: Boundary) -> dict[str, Any]:
     """The row without its state."""
-    form = _BOUNDARY.plain(boundary)
+    form = _boundary(boundary)
     if boundary.blobs:
         form["blobs"] = list(boundary.blobs)
     return form
@@ -87,7 +98,7 @@ def boundary_from(form: Mapping[str, Any], data: bytes | None = None, *, blobs: 
 
 
 def message_form(message: Message) -> dict[str, Any]:
-    form = _MESSAGE.plain(message)
+    form = _message(message)
     if message.options:
         form["options"] = dict(message.options)
     return form

@@ -72,10 +72,8 @@ class Journal:
         status = self.place.disk.fstat(self.fd)
         return status.st_ino == self.ino and (self.bad or status.st_size == self.size)
 
-    def append(self, data: bytes) -> None:
-        """Write and sync, or leave no trace; a journal that may have one is marked as bad and never synced again.
-
-        Readers do not see it before `settled`."""
+    def write(self, data: bytes) -> None:
+        """Append, or leave no trace; a journal that may have one is marked as bad. Readers see it after `settled`."""
         disk = self.place.disk
         self.place.live.unsettled[self.ino] = self.size
         try:
@@ -86,8 +84,11 @@ class Journal:
             self.bad = False  # nothing of it is left, and no sync has failed
             self.settled()
             raise
+
+    def sync(self) -> None:
+        """Make what was written durable. A journal for which that failed is bad, and never synced again."""
         try:
-            disk.fdatasync(self.fd)
+            self.place.disk.fdatasync(self.fd)
         except OSError:
             self.bad = True
             raise
@@ -101,12 +102,13 @@ class Journal:
         if self.place.live.stat(self.next_name) is not None:
             raise LeaseLostError(self.id, self.head.fence)
 
-    def check_owned(self) -> None:
+    def check_owned(self) -> os.stat_result:
         """Raise unless this generation is the newest one: only then may a write be acknowledged. The order counts."""
         self.check_newest()
         status = self.place.live.stat(self.name)
         if status is None or status.st_ino != self.ino:
             raise LeaseLostError(self.id, self.head.fence)
+        return status
 
     def mend(self) -> None:
         """After a failed write or sync: carry what was acknowledged over to a new file, and leave the old one."""

@@ -24,14 +24,13 @@ try:
 except ImportError:  # an extra: only faster
     orjson = None
 
-_CRC = re.compile(rb'\{"crc":"([0-9a-f]{8})",')
 _BEHIND_CRC = 18
 _ID = re.compile(rb'"id":("(?:[^"\\]|\\.)*"),"gen":(\d+),"n":')
 _FRONT = re.compile(rb'(\d+)(?:,"sizes":\[([-0-9,]*)\],"data":\[)?')
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-_OURS = frozenset({"save", "state", "blob", "entry"})
+_OURS = frozenset({"save", "state", "blob", "entry", "steps"})
 """Kinds of lines with nothing in them but text and small numbers of our own: no large number and no NaN of a user's."""
-_OURS_START = b'{"kind":"save"'
+_OURS_STARTS = (b'{"kind":"save"', b'{"kind":"steps"')
 _JSON_STARTS = frozenset(b'{["-0123456789tfn')
 
 
@@ -76,14 +75,14 @@ def pack(identity: Identity, n: int, fields: dict[str, Any], payloads: Sequence[
 def _dumped(fields: dict[str, Any]) -> bytes:
     if orjson is not None and fields["kind"] in _OURS:
         try:
-            return bytes(orjson.dumps(fields))
+            return orjson.dumps(fields)  # type: ignore[no-any-return]  # bytes, always
         except TypeError:  # text that is no Unicode
             pass
     return _ENCODER.encode(fields).encode()
 
 
 def _loaded(text: bytes) -> Any:
-    if orjson is not None and text.startswith(_OURS_START):
+    if orjson is not None and text.startswith(_OURS_STARTS):
         try:
             return orjson.loads(text)
         except ValueError:  # as above
@@ -92,17 +91,17 @@ def _loaded(text: bytes) -> Any:
 
 
 def _texts(payloads: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
-    sizes: list[int] = []
+    sizes: list[bytes] = []
     texts: list[bytes] = []
     for payload in payloads:
         if payload and payload[0] in _JSON_STARTS and b"\n" not in payload:
             texts.append(payload)
-            sizes.append(len(payload))
+            sizes.append(b"%d" % len(payload))
         else:
             text = b'"%b"' % binascii.b2a_base64(payload, newline=False)
             texts.append(text)
-            sizes.append(-len(text))
-    return ",".join(map(str, sizes)).encode(), texts
+            sizes.append(b"-%d" % len(text))
+    return b",".join(sizes), texts
 
 
 def unpack(line: bytes, identity: Identity) -> Line:
@@ -144,6 +143,11 @@ def fits(line: bytes) -> bool:
     return True
 
 
+def claims_to_be(line: bytes, identity: Identity) -> bool:
+    """Whether a line says that it is of this execution and generation, be it damaged or not."""
+    return line.startswith(identity.front, _BEHIND_CRC)
+
+
 def identity_of(line: bytes) -> Identity:
     """Whose line it says it is."""
     match = _ID.match(_checked(line))
@@ -153,9 +157,8 @@ def identity_of(line: bytes) -> Identity:
 
 
 def _checked(line: bytes) -> bytes:
-    match = _CRC.match(line)
     body = line[_BEHIND_CRC:]
-    if match is None or int(match[1], 16) != crc32(body):
+    if line[:_BEHIND_CRC] != b'{"crc":"%08x",' % crc32(body):
         raise BrokenLineError
     return body
 

@@ -54,7 +54,7 @@ def stem_of(id: str) -> str:
     """The file name of an id, or of an owner: never a path, never two ids on one name."""
     name = quote(id, safe="", errors="surrogatepass")
     if len(name) <= NAME_LIMIT:
-        return name
+        return id if name == id else name
     digest = hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
     return f"{name[: NAME_LIMIT - 42]}%h{digest}"  # no quoted name holds %h
 
@@ -100,6 +100,7 @@ class Place:
         self.path, self.disk = path, disk
         self._numbers = itertools.count()
         self._nonce = os.urandom(6).hex()
+        self._doubtful: set[Folder] = set()
         self.top = _open_top(disk, path)
         try:
             _check_marker(self.top, path, self.temporary_name())
@@ -170,6 +171,13 @@ class Place:
             status = self.tmp.stat(name)
             if status is not None and time.time() - status.st_mtime > STALE_TEMPORARY:
                 self.tmp.remove(name)
+
+    def sync_names(self, *folders: Folder) -> None:
+        """Make new names durable. Where that failed once, nothing is acknowledged until it has worked."""
+        self._doubtful.update(folders)
+        for folder in list(self._doubtful):
+            folder.sync()
+            self._doubtful.discard(folder)
 
     # what processes share
 

@@ -41,12 +41,12 @@ def delete(writes: Writes, ids: Sequence[str]) -> list[bool]:
             answers.append(ended is not None)
             if ended is not None:
                 found[id] = ended
-                writes.release(id)
+                writes.journals.release(id)
         _remove_all(place, writes.crew, list(found.values()))
         for ended in found.values():
             writes.catalog.forget(ended.spot.stem)
             if ended.spot.folder is place.live:
-                writes.changed(ended.spot.name)
+                writes.journals.changed(ended.spot.name)
         listed = [id for id in dict.fromkeys(ids) if id in found or locate(place, id) is None]
         writes.finished.remove([id for id in listed if writes.finished.lists(id)])
         writes.finished.tidy()

@@ -1,0 +1,294 @@
+"""A batch of saves: laid out and written by one thread, synced by many, acknowledged when the journal is still ours.
+
+Place in the life of an execution: checkpoint, finish. The system calls that do not wait (write, and the looks at names)
+stay in the writer's thread, one after another for the whole batch: handing the interpreter from thread to thread costs
+more than they do. Writing everything before the first sync also lets the file system commit it in few goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+
+from longrun.errors import (
+    CorruptDataError,
+    ExecutionNotFoundError,
+    LeaseLostError,
+    LongrunError,
+    StoreUnavailableError,
+    WriteOrderError,
+)
+from longrun.stored import Head, Save
+from longrun.stores._file import inbox
+from longrun.stores._file.contents import CLEARED, Mail, save_lines
+from longrun.stores._file.crew import Crew
+from longrun.stores._file.disk import UnreadableFileError
+from longrun.stores._file.journal import Journal, failed
+from longrun.stores._file.mine import Journals
+from longrun.stores._file.place import KIND
+from longrun.stores._file.reading import locate
+from longrun.stores._file.tidying import Janitor
+from longrun.stores.base import Answer
+
+ROUNDS = 3
+"""How often a save is tried anew because its journal was moved in that moment."""
+COMPACT_AT_ONCE = 32
+
+
+class _StaleError(Exception):
+    """The file is not as this process left it: read it again."""
+
+
+class _Append:
+    """What one journal gets in this batch."""
+
+    __slots__ = ("error", "head", "journal", "lines", "mail", "n", "rings", "saves", "size", "status", "total")
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.head: Head = journal.head
+        self.mail: Mail = journal.mail
+        self.n = journal.n
+        self.total = journal.total
+        """How many steps there are, where a save of this batch names them."""
+        self.lines: list[bytes] = []
+        self.saves: list[tuple[int, Save]] = []
+        self.rings = False
+        self.size = 0
+        self.status: os.stat_result | None = None
+        """The file after all of this."""
+        self.error: LongrunError | _StaleError | None = None
+
+    def mend(self) -> None:
+        """Put the file right where an earlier write or sync has failed."""
+        try:
+            if not self.journal.reopen():
+                self.error = _StaleError()
+            elif self.journal.bad:
+                self.journal.mend()
+        except LongrunError as error:
+            self.error = error
+        except OSError as error:
+            self.error = failed(error)
+
+    def write(self) -> None:
+        journal = self.journal
+        try:
+            if not journal.reopen():
+                self.error = _StaleError()
+            elif self.lines:
+                journal.check_newest()
+                data = self.lines[0] if len(self.lines) == 1 else b"".join(self.lines)
+                self.size = len(data)
+                journal.write(data)
+        except LongrunError as error:
+            self.error = error
+        except OSError as error:
+            self.error = failed(error)
+
+    def sync(self) -> None:
+        """Runs in a thread of the crew."""
+        try:
+            self.journal.sync()
+        except OSError as error:
+            self.error = failed(error)
+
+    def confirm(self) -> None:
+        """Only now that all of it is durable: look whether the journal is still ours."""
+        try:
+            self.status = self.journal.check_owned()
+        except LongrunError as error:
+            self.error = error
+        except OSError as error:
+            self.error = failed(error)
+
+
+class Saves:
+    """Writes the saves of a batch to the journals that this process owns."""
+
+    def __init__(self, journals: Journals, crew: Crew, janitor: Janitor) -> None:
+        self._journals, self._crew, self._janitor = journals, crew, janitor
+        self._place, self._catalog = journals.place, journals.catalog
+        self._grown: dict[str, Journal] = {}
+
+    def save(self, batch: Sequence[tuple[int, Save]], answers: list[Answer]) -> None:
+        todo = batch
+        self._place.sync_names()
+        for _ in range(ROUNDS):
+            appends = self._prepare(todo, answers)
+            for start in range(0, len(appends), self._journals.limit):
+                self._flush(appends[start : start + self._journals.limit])
+            todo = self._settle(appends, answers)
+            if not todo:
+                break
+        for place, save in todo:
+            answers[place] = StoreUnavailableError(KIND, f"the journal of execution {save.id!r} keeps changing")
+        self._compact()
+
+    # what is to be written
+
+    def _prepare(self, batch: Sequence[tuple[int, Save]], answers: list[Answer]) -> list[_Append]:
+        """Compare each save with what is stored, and lay out its lines. Nothing is written yet."""
+        appends: dict[str, _Append] = {}
+        for place, save in batch:
+            append = appends.get(save.id)
+            if append is None or append.head.fence != save.head.fence:
+                try:
+                    append = appends.setdefault(save.id, _Append(self._owned(save)))
+                except LongrunError as error:
+                    answers[place] = error
+                    continue
+                except OSError as error:
+                    answers[place] = failed(error)
+                    continue
+            self._lay_out(append, place, save, answers)
+        return list(appends.values())
+
+    def _owned(self, save: Save) -> Journal:
+        """The journal of the generation that the save means. One of another is at hand: either of the two is stale."""
+        journal = self._journals.get(save.id)
+        if journal is not None:
+            if journal.head.fence == save.head.fence:
+                return journal
+            try:
+                journal.check_owned()
+            except LeaseLostError:
+                self._journals.release(save.id)
+            else:
+                raise LeaseLostError(save.id, save.head.fence)
+        return self._journals.attach(save)
+
+    def _lay_out(self, append: _Append, place: int, save: Save, answers: list[Answer]) -> None:
+        stored, head = append.head.revision, save.head
+        if stored < head.revision - 1:
+            answers[place] = self._out_of_order(append.journal, save, stored)
+            return
+        append.saves.append((place, save))
+        if stored >= head.revision:
+            return  # done already; the fence is still to be compared
+        if save.take or head.state in CLEARED:
+            append.mail = append.mail.copy()
+            append.mail.take(save.take)
+            if head.state in CLEARED:
+                append.mail.take_all(self._last_message(append.journal))
+            append.rings = True
+        if save.steps is not None:
+            append.total = len(save.steps)
+        lines = save_lines(append.journal.identity, append.n + 1, save, append.mail, total=append.total)
+        append.lines += lines
+        append.n += len(lines)
+        append.head = head
+        append.rings = append.rings or head.owner is None
+
+    def _out_of_order(self, journal: Journal, save: Save, stored: int) -> LongrunError:
+        """A write is missing before this one; but that its owner has lost the execution would count first."""
+        try:
+            try:
+                journal.check_owned()
+            except LeaseLostError:
+                self._journals.release(save.id)
+                stored = self._journals.attach(save).head.revision
+        except LongrunError as error:
+            return error
+        except OSError as error:
+            return failed(error)
+        return WriteOrderError(KIND, save.id, stored, save.head.revision)
+
+    def _last_message(self, journal: Journal) -> int:
+        if self._place.inbox.stat(f"{journal.stem}.jsonl") is None:
+            return 0
+        with self._catalog.lock:
+            entry = self._catalog.entries.by_stem[journal.stem]
+        try:
+            return inbox.read_letters(self._place, inbox.box_of(self._place, entry.stem, entry.id, entry.born)).last
+        except UnreadableFileError:  # it ends all the same
+            return max(entry.letters, default=0)
+
+    # to the disk
+
+    def _flush(self, chunk: list[_Append]) -> None:
+        """Write everything, sync everything, and only then look whether the journals are still ours."""
+        self._crew.run(_Append.mend, [append for append in chunk if append.journal.bad])
+        for append in chunk:
+            if append.error is None:
+                append.write()
+        self._crew.run(_Append.sync, [append for append in chunk if append.lines and append.error is None])
+        for append in chunk:
+            if append.error is None:
+                append.confirm()
+        self._journals.used([append.journal for append in chunk])
+
+    # what came of it
+
+    def _settle(self, appends: list[_Append], answers: list[Answer]) -> list[tuple[int, Save]]:
+        """Answer what was written; the saves that must be tried anew."""
+        again: list[tuple[int, Save]] = []
+        with self._catalog.lock:
+            for append in appends:
+                if append.error is not None:
+                    again += self._refuse(append, answers)
+                elif append.lines:
+                    self._written(append)
+                elif append.journal.head.owner is None:
+                    self._journals.release(append.journal.id)  # opened to compare, and not ours
+        return again
+
+    def _written(self, append: _Append) -> None:
+        journal, head = append.journal, append.head
+        took = append.mail is not journal.mail
+        journal.head, journal.mail, journal.n, journal.total = head, append.mail, append.n, append.total
+        journal.size += append.size
+        journal.saves += len(append.saves)
+        self._catalog.saved(journal, head, append.mail, append.total, append.status)
+        journal.settled()  # not before: a reader sees what a listing says
+        if journal.gen > 0 and journal.saves >= 2 and journal.saves - len(append.saves) < 2:
+            self._janitor.supersedes(journal)
+        if append.rings:
+            self._journals.changed(journal.name)
+        if took and not head.state.finished:
+            self._compact_inbox(journal)
+        if head.owner is None or head.state.finished:
+            self._journals.release(journal.id)
+        elif journal.size > journal.limit:
+            self._grown[journal.id] = journal
+
+    def _refuse(self, append: _Append, answers: list[Answer]) -> list[tuple[int, Save]]:
+        journal, error = append.journal, append.error
+        if isinstance(error, StoreUnavailableError):
+            for place, _ in append.saves:
+                answers[place] = error
+            return []
+        self._journals.release(journal.id)
+        spot = locate(self._place, journal.id)
+        try:
+            if spot is not None and spot.gen == journal.gen and self._catalog.mail(journal.id, spot)[0] == journal.born:
+                return append.saves  # another hand moved the file, or wrote to it: read it again
+        except CorruptDataError as damage:  # for this one alone; the others of the batch go on
+            for place, _ in append.saves:
+                answers[place] = damage
+            return []
+        if spot is not None and spot.folder is self._place.live:
+            self._catalog.find(journal.id, spot.gen)
+        for place, save in append.saves:
+            answers[place] = (
+                ExecutionNotFoundError(save.id) if spot is None else LeaseLostError(save.id, save.head.fence)
+            )
+        return []
+
+    # journals that grew
+
+    def _compact_inbox(self, journal: Journal) -> None:
+        entry = self._catalog.entries.by_stem.get(journal.stem)
+        if entry is not None:
+            with contextlib.suppress(OSError, StoreUnavailableError):  # it stays long; the next message tries again
+                inbox.compact(self._place, inbox.box_of(self._place, entry.stem, entry.id, entry.born), journal.mail)
+
+    def _compact(self) -> None:
+        grown = [self._grown.popitem()[1] for _ in range(min(COMPACT_AT_ONCE, len(self._grown)))]
+        self._crew.run(_try_to_compact, [journal for journal in grown if journal.fd >= 0 and not journal.bad])
+
+
+def _try_to_compact(journal: Journal) -> None:
+    with contextlib.suppress(OSError, LongrunError):  # it stays long and whole; the next save tells if it is lost
+        journal.compact()

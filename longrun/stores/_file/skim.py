@@ -1,0 +1,71 @@
+"""The index of finished executions as bytes: enough to tell that it holds nothing of a kind.
+
+Place in the life of an execution: claim. Every process that starts asks for what was interrupted, which an index of all
+that ever ended says nothing of; to find that out, its lines are compared with their checksums and searched, not parsed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+
+from longrun.stores._file.disk import READ_SIZE, read_range
+from longrun.stores._file.lines import fits
+from longrun.stores._file.place import Place
+
+
+class Skim:
+    """Remembers how far the file is sound, and which texts it does not hold. Safe from any thread."""
+
+    def __init__(self, place: Place, name: str, header: bytes) -> None:
+        self._place, self._name, self._header = place, name, header
+        self._lock = threading.Lock()
+        self._ino = -1
+        self._sound = 0
+        self._free: dict[bytes, int] = {}
+        """Up to where the file is free of a text."""
+
+    def lacks(self, texts: Iterable[Iterable[bytes]]) -> bool:
+        """Whether the file is whole and sound, and no line of it can hold one of each of the lists."""
+        try:
+            with self._lock, self._place.top.opened(self._name) as fd:
+                self._notice(fd)
+                return any(all(self._is_free(fd, one) for one in some) for some in texts) and self._is_sound(fd)
+        except FileNotFoundError:
+            return False
+
+    def _notice(self, fd: int) -> None:
+        """Forget what was remembered if it is another file now."""
+        status = self._place.disk.fstat(fd)
+        if status.st_ino != self._ino or status.st_size < max([self._sound, *self._free.values()]):
+            self._ino, self._sound, self._free = status.st_ino, 0, {}
+
+    def _is_sound(self, fd: int) -> bool:
+        if self._sound == 0 and self._place.disk.pread(fd, len(self._header), 0) != self._header:
+            return False
+        for position, lines in self._blocks(fd, self._sound):
+            if not all(map(fits, lines.split(b"\n")[:-1])):
+                return False
+            self._sound = position
+        return True
+
+    def _is_free(self, fd: int, text: bytes) -> bool:
+        for position, lines in self._blocks(fd, self._free.get(text, 0)):
+            if text in lines:
+                return False
+            self._free[text] = position
+        return True
+
+    def _blocks(self, fd: int, position: int) -> Iterator[tuple[int, bytes]]:
+        """Whole lines from a position on, and where they end; a line that is not complete yet is nobody's."""
+        size = READ_SIZE
+        while True:
+            data = read_range(self._place.disk, fd, position, position + size)
+            end = data.rfind(b"\n") + 1
+            if end:
+                position, size = position + end, READ_SIZE
+                yield position, data[:end]
+            elif len(data) == size:
+                size *= 2  # one very long line
+            else:
+                return

@@ -1,0 +1,64 @@
+"""What can wait: old generations are removed, and journals of finished executions move away, in a thread of its own.
+
+Place in the life of an execution: after a claim, and after its end. What fails stays where it is, for another time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from longrun.errors import LongrunError
+from longrun.stores._file.catalog import Catalog
+from longrun.stores._file.crew import Crew
+from longrun.stores._file.done import Finished
+from longrun.stores._file.journal import Journal, Over, remove_older
+from longrun.stores._file.moving import move_away
+from longrun.stores._file.place import Place
+
+TIDY_OVER = 64
+MOVE_CHUNK = 64
+
+
+class Janitor:
+    """Tidies up behind the writer's thread, and in it when the store closes."""
+
+    def __init__(self, place: Place, catalog: Catalog, finished: Finished, crew: Crew) -> None:
+        self._place, self._catalog, self._finished, self._crew = place, catalog, finished, crew
+        self._over: dict[str, Over] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="longrun-file-tidy")
+        self._tidying: Future[None] | None = None
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def supersedes(self, journal: Journal) -> None:
+        """The generations before this one are of no use any more."""
+        self._over[journal.id] = Over(journal.id, journal.gen, journal.ino)
+
+    def tidy_soon(self, *, least: int = TIDY_OVER) -> None:
+        """Start, when enough has come together."""
+        if len(self._over) < least and len(self._catalog.finished) < least:
+            return
+        if self._tidying is None or self._tidying.done():
+            over, self._over = self._over, {}
+            self._tidying = self._thread.submit(self._tidy, over)
+
+    def tidy(self) -> None:
+        """Do all of it now."""
+        if self._tidying is not None:
+            self._tidying.result()
+        over, self._over = self._over, {}
+        self._tidy(over)
+
+    def _tidy(self, over: dict[str, Over]) -> None:
+        place, catalog = self._place, self._catalog
+        with contextlib.suppress(OSError, LongrunError):
+            if over:
+                with place.locked(shared=True):
+                    remove_older(place, self._crew, over.values())
+            with catalog.lock:
+                ended = list(catalog.finished.values())
+            for start in range(0, len(ended), MOVE_CHUNK):
+                for entry in move_away(place, self._crew, self._finished, ended[start : start + MOVE_CHUNK]):
+                    catalog.moved(entry)
