@@ -22,7 +22,7 @@ from longrun.errors import CodecError, LeaseLostError, LongrunError, Registratio
 from longrun.events import EventType
 from longrun.inbox import Inbox, by_word, stored_numbers
 from longrun.ledger import Ledger
-from longrun.loops import RUNG, Awaited, Bell
+from longrun.loops import RUNG, Bell, Waiter, either
 from longrun.port import StepInfo
 from longrun.records import ExecutionState, Progress, RetryPolicy
 from longrun.registry import Step
@@ -235,18 +235,24 @@ class Runner:
         that was cut short has used the scope up: what follows from that is done outside it. False: nothing more."""
         self._cut = None
         with anyio.CancelScope() as self._scope:
-            while await self._turn():
-                pass
+            while more := await self._turn():
+                if more is not True and (error := await more) is not None:
+                    raise error
             if self._cut is None:
                 return False
         if self._cut is None:  # cancelled, and the cancellation came all the way up
             attempt = self._running
             self._cut = attempt.step, attempt.cut_short()
         step, outcome = self._cut
-        return await self._after(step, self._concluded(self._running, outcome))
+        outcome = self._concluded(self._running, outcome)
+        more = self._moved(step, outcome) or await self._after(step, outcome)
+        if not isinstance(more, bool) and (error := await more) is not None:
+            raise error
+        return bool(more)
 
-    async def _turn(self) -> bool:
-        """One step, or one point to obey. False when there is nothing more to do here, or in this stretch."""
+    async def _turn(self) -> Waiter | bool:
+        """One step, or one point to obey. False when there is nothing more to do here, or in this stretch; otherwise
+        True, or what is to be awaited before the next."""
         step = self._at_hand() or await self._make_way()
         if not isinstance(step, Step):
             return step
@@ -267,7 +273,8 @@ class Runner:
         if self._scope.cancel_called:
             self._cut = step, outcome
             return False
-        return await self._after(step, self._concluded(attempt, outcome))
+        outcome = self._concluded(attempt, outcome)
+        return self._moved(step, outcome) or await self._after(step, outcome)
 
     def _at_hand(self) -> Step | None:
         """The next step, if nothing stands in its way, which is the rule."""
@@ -352,10 +359,8 @@ class Runner:
         while thread is not None and not thread.is_set():
             if self.attention:
                 return False
-            wake = self._wake = Bell()
-            async with anyio.create_task_group() as tasks:
-                for event in (thread, wake):
-                    tasks.start_soon(_end_at, event, tasks.cancel_scope, name="longrun-wait-for-thread")
+            self._wake = Bell()
+            await either(thread, self._wake)
         return True
 
     def step_info(self, step: Step) -> StepInfo:
@@ -375,7 +380,18 @@ class Runner:
             timed_out=wait.get("timed_out", False),
         )
 
+    def _moved(self, step: Step, outcome: Outcome) -> Waiter | bool:
+        """Go on to the step that follows at once, which is the rule; False if there is none, or more to be said."""
+        if outcome.error is not None or outcome.stopped or (self.inbox and cancelling(self.inbox)):
+            return False
+        try:
+            return self._course.moved(step, outcome.value)
+        except (CodecError, StepError, RegistrationError) as error:
+            outcome.error = error
+            return False
+
     async def _after(self, step: Step, outcome: Outcome) -> bool:
+        """What follows if it is not the next step."""
         if self.inbox and cancelling(self.inbox):
             return await self._obey()
         if outcome.stopped:
@@ -384,14 +400,7 @@ class Runner:
         if outcome.error is not None:
             return await self._course.failed(step, outcome.error)
         try:
-            moved = self._course.moved(step, outcome.value)
-            if moved is False:
-                return await self._course.stopped(step, outcome.value)
-            if moved is not True:
-                error = await moved
-                if error is not None:
-                    raise error
-            return True
+            return await self._course.stopped(step, outcome.value)
         except (CodecError, StepError, RegistrationError) as error:
             return await self._course.failed(step, error)
 
@@ -493,8 +502,3 @@ class Runner:
 
     def _now(self) -> float:
         return self._executor.clock.now()
-
-
-async def _end_at(event: Awaited, scope: anyio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel()
