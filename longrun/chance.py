@@ -10,7 +10,7 @@ import os
 import random
 
 _generator = random.Random()
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # pragma: no branch -- only Windows lacks it
     os.register_at_fork(after_in_child=_generator.seed)
 
 bits = _generator.getrandbits

@@ -145,7 +145,7 @@ class Each(Generic[T]):
         loop.begin()
         return item
 
-    if not TYPE_CHECKING:  # a type checker has its own words for it
+    if not TYPE_CHECKING:  # pragma: no branch -- a type checker has its own words for it
 
         def __iter__(self) -> Iterator[T]:
             raise StepMisuseError(f"this step is async: write `async for … in ctx.each({self._loop.name!r}, …)`")
@@ -203,7 +203,7 @@ class SyncEach(Generic[T]):
         loop.begin()
         return item
 
-    if not TYPE_CHECKING:  # a type checker has its own words for it
+    if not TYPE_CHECKING:  # pragma: no branch -- a type checker has its own words for it
 
         def __aiter__(self) -> AsyncIterator[T]:
             raise StepMisuseError(f"this step is a plain function: write `for … in ctx.each({self._loop.name!r}, …)`")

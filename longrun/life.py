@@ -64,7 +64,7 @@ def boot_id() -> str:
         return _sysctl_boot_id() if sys.platform == "darwin" else ""
 
 
-def _sysctl_boot_id() -> str:
+def _sysctl_boot_id() -> str:  # pragma: no cover -- runs on macOS alone
     command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
     try:
         answer = subprocess.run(command, capture_output=True, check=True, timeout=5, text=True)

@@ -430,7 +430,7 @@ def _some_hints(name: str, target: Any, wanted: tuple[str, ...]) -> dict[str, An
 
 
 def _raw_annotations(target: Any) -> dict[str, Any]:
-    if sys.version_info >= (3, 14):
+    if sys.version_info >= (3, 14):  # pragma: no cover -- as the line says
         import annotationlib
 
         return annotationlib.get_annotations(target, format=annotationlib.Format.FORWARDREF)

@@ -21,7 +21,7 @@ from longrun.loops import current_loop
 
 try:
     from sniffio import current_async_library_cvar as _library
-except ImportError:  # trio brings it; without it nothing is set that has to be unset
+except ImportError:  # pragma: no cover -- trio brings it; without it nothing is set that has to be unset
     _library = None  # type: ignore[assignment]
 
 DEFAULT_LIMIT = 64
@@ -271,6 +271,6 @@ class _Worker:
 def _in_this_context(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
     """The call with the context variables of here, but for the one that names the loop: none runs in the thread."""
     context = contextvars.copy_context()
-    if _library is not None:
+    if _library is not None:  # pragma: no branch -- the tests need trio, which brings it
         context.run(_library.set, None)
     return lambda: context.run(function, *args)

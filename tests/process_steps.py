@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,69 @@ def deaf(state: dict[str, Any]) -> dict[str, Any]:
     Path(state["pid_file"]).write_text(str(os.getpid()))
     while True:
         time.perf_counter()
+
+
+def ask(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
+    """Saves, and then asks its parent whatever only a parent knows."""
+    ctx.local["asked"] = True
+    ctx.checkpoint(force=True)
+    return {"time_left": ctx.time_left, "shutting_down": ctx.shutting_down}
+
+
+def tell(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
+    """Its loop shows how far it is, until the step says so itself."""
+    for item in ctx.each("items", range(3)):
+        if item == 1:
+            ctx.progress(7, 9, "by hand")
+    return state
+
+
+async def _at_once() -> str:
+    return "at once"
+
+
+class _Suspends:
+    def __await__(self) -> Generator[str]:
+        yield "to a loop that is not there"
+
+
+def remember(ctx: SyncStepContext, state: dict[str, Any]) -> Any:
+    return ctx.once("answer", _at_once)
+
+
+def remember_later(ctx: SyncStepContext, state: dict[str, Any]) -> Any:
+    return ctx.once("answer", _Suspends)
+
+
+def parent_of(ctx: SyncStepContext, state: dict[str, Any]) -> Any:
+    return ctx.start_child("w", key="k").id
+
+
+def remember_each(ctx: SyncStepContext, state: dict[str, Any]) -> list[int]:
+    return [ctx.once("ten times", int.__mul__, n, 10) for n in ctx.each("items", range(state["items"]), every=1)]
+
+
+def checkpoint_once(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
+    ctx.local["n"] = 1
+    ctx.checkpoint()
+    return state
+
+
+def ask_late(ctx: SyncStepContext, state: dict[str, Any]) -> bool:
+    ctx.local["asked"] = True
+    _pass(state["seconds"])
+    ctx.checkpoint()
+    _pass(state["seconds"])
+    return ctx.shutting_down
+
+
+def _pass(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+def trace(state: dict[str, Any]) -> str:
+    from opentelemetry.trace import get_current_span
+
+    return f"{get_current_span().get_span_context().trace_id:032x}"

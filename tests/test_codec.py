@@ -286,6 +286,7 @@ def test_what_is_not_json_is_damaged(data: bytes, either_json: str):
         ([{"$": "dict", "v": [[{"$": "uuid", "v": "x"}, 1]]}], "state[0]"),
         ({"k": [0, {"$": "tuple", "v": [1, {"$": "uuid", "v": SECRET}]}]}, "state['k'][1][1]"),
         (nested(codec.MAX_DEPTH + 1, lambda x: [x]), None),
+        (nested(codec.MAX_DEPTH + 1, lambda x: {"a": x}), None),
         (nested(codec.MAX_DEPTH // 2 + 1, lambda x: {"$": "tuple", "v": [x]}), None),
         (nested(codec.MAX_DEPTH // 3 + 1, lambda x: {"$": "dict", "v": [[1, x]]}), None),
     ],

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import (
     Any,
     Literal,
+    Never,
     TypedDict,
 )
 from uuid import UUID
@@ -85,6 +86,9 @@ PAGE: Any = Page("u", datetime(2024, 1, 1, tzinfo=UTC))
         ((1, "x"), Spot, "state", "expected Spot, got tuple"),
         ([Ok("failed", 1)], list[Ok | Failed], "state[0].kind", "none of the choices"),  # type: ignore[arg-type]
         ({"a": 1}, dict[str, Page | Rule], "state['a']", "got int"),
+        ([1, 2], tuple[int, int], "state", "expected tuple\\[int, int\\], got list"),
+        ([("id", UUID(int=1))], Job, "state", "expected Job, got list"),
+        ([("a", 1)], dict[str, int], "state", "expected dict\\[str, int\\], got list"),
     ],
 )
 def test_a_value_that_is_not_of_the_annotated_type_is_refused(value: Any, annotation: Any, path: str, says: str):
@@ -182,6 +186,8 @@ Dollar = TypedDict("Dollar", {"$": int})
         ("State", "'State'", "still text"),
         (list["State"], "", "still text"),
         (Dollar, "Dollar", "key '\\$'"),
+        (Literal[Objects.A], "", "a choice of the Literal cannot be"),
+        (list[Never], "", "is not a type that longrun can store"),
     ],
 )
 def test_an_annotation_that_cannot_be_kept_is_refused_before_anything_is_stored(annotation: Any, path: str, says: str):
@@ -231,6 +237,9 @@ class Checked:
         (SECRET, Literal["a"], "state", None, "none of the choices"),
         ({}, Job, "state['id']", "UUID", "missing"),
         ({"id": "x"}, Job, "state['id']", "UUID", "text"),
+        ([], Job, "state", "Job", "array"),
+        ({"$": "tuple", "v": []}, Job, "state", "Job", "tagged tuple"),
+        ([1, 2], tuple[int, int], "state", "tuple[int, int]", "array"),
     ],
 )
 def test_stored_data_that_does_not_fit_its_type_names_the_place(

@@ -13,12 +13,14 @@ from typing import (
     Final,
     Literal,
     Optional,
+    TypeVar,
 )
 from uuid import UUID
 
 import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings
+from typing_extensions import TypeAliasType
 
 from longrun import codec
 from longrun.encoding import plain
@@ -50,6 +52,12 @@ from tests.codec_values import (
     round_trip,
     same,
 )
+
+T = TypeVar("T")
+Named = TypeAliasType("Named", Point)
+Many = TypeAliasType("Many", list[T], type_params=(T,))
+Either = TypeAliasType("Either", Many[int] | str)
+"""As `type Either = Many[int] | str` says it from Python 3.12 on."""
 
 
 @pytest.fixture(params=["orjson", "json"])
@@ -150,6 +158,17 @@ def test_stored_data_names_no_class():
         ({1}, AbstractSet[int]),
         ([Point(1)], Sequence[Point]),
         ((Point(1),), Sequence[Point]),
+        (Point(1), Named),
+        ([Point(1), Point(2)], list[Named]),
+        ([Colour.RED], Many[Colour]),
+        ({"a": [Point(1)]}, dict[str, Many[Named]]),
+        ([Point(1)], Many[Named] | None),
+        (None, Many[Named] | None),
+        (Point(1), Named | Colour),
+        (Colour.RED, Named | Colour),
+        ([3], Either),
+        ("x", Either),
+        (None, Either | None),
     ],
 )
 def test_a_typed_value_comes_back_as_it_went(value: Any, annotation: Any, either_json: str):

@@ -18,8 +18,10 @@ import redis
 
 from longrun import (
     EventType,
+    ExecutionNotFoundError,
     Executor,
     ExecutorConfig,
+    LeaseLostError,
     MemoryCheckpointStore,
     QueueLimit,
     RetryPolicy,
@@ -32,6 +34,7 @@ from longrun import (
     open_store,
 )
 from longrun.client import Client
+from longrun.lease import gone
 from longrun.stored import Loaded, Query, Save, Write
 from longrun.stores.base import Answer
 from longrun.stores.copy import CopyReport, copy_store
@@ -409,3 +412,80 @@ async def test_one_that_cannot_be_read_does_not_stop_the_others(files: Make, tmp
             path.write_bytes(b"\xff" * path.stat().st_size)
         report = await copy_store(files(), target)
         assert set(report.copied) == house.ids - {"sleeps"}
+
+
+async def test_one_that_somebody_else_claims_meanwhile_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at its owner and the claim, or between the claim and the last write."""
+    house = Household()
+    with anyio.fail_after(PATIENCE):
+        source = FaultyStore(MemoryCheckpointStore())
+        async with Executor(house.registry, store=source) as executor:
+            await executor.submit("count", 1, id="queued")
+        with monkeypatch.context() as patch:
+            patch.setattr(source.backend, "claim", lambda claim: [])
+            report = await copy_store(source, MemoryCheckpointStore())
+        assert report.skipped == {"queued": "somebody else claimed it"}
+        target = MemoryCheckpointStore()
+        source.fail("commit", times=None, error=LeaseLostError("queued", 1))
+        report = await copy_store(source, target)
+        assert report.skipped == {"queued": "somebody else claimed it while it was carried"}
+        async with target:
+            arrived = (await target.load("queued")).head
+        assert (arrived.state, arrived.hold) == ("paused", True), "nothing can go on in both stores"
+
+
+async def test_a_limit_of_the_source_rules_in_a_target_that_knows_the_queue_but_has_none() -> None:
+    source, target = MemoryCheckpointStore(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(target) as client:
+            for name in ("gpu", "cpu"):
+                await client.limit_queue(name, concurrency=9)
+            await client.limit_queue("gpu")
+        async with Client(source) as client:
+            for name in ("gpu", "cpu", "new"):
+                await client.limit_queue(name, concurrency=2)
+        await copy_store(source, target)
+        async with Client(target) as client:
+            limits = {queue.name: queue.limit for queue in await client.list_queues()}
+        assert limits["gpu"] == limits["new"] == QueueLimit(concurrency=2)
+        assert limits["cpu"] == QueueLimit(concurrency=9), "what the target says itself counts"
+
+
+async def test_half_an_execution_that_cannot_be_removed_from_the_target_ends_the_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house, source, target = Household(), MemoryCheckpointStore(), FaultyStore(MemoryCheckpointStore())
+    with anyio.fail_after(PATIENCE):
+        async with Executor(house.registry, store=source) as executor:
+            await (await executor.start("count", 1, id="done")).result()
+        target.fail("commit", 3, times=None)
+        with pytest.raises(StoreUnavailableError):
+            await copy_store(source, target)
+        target.heal()
+        with monkeypatch.context() as patch:
+            patch.setattr(target.backend, "delete", lambda ids: [False])
+            with pytest.raises(StoreError, match="half of execution 'done'"):
+                await copy_store(source, target)
+
+
+async def test_a_copier_that_cannot_sign_off_is_seen_to_be_gone() -> None:
+    """Its registration stays, and the lock behind it is free: whoever looks knows."""
+    source = FaultyStore(MemoryCheckpointStore())
+    source.fail("unregister")
+    with anyio.fail_after(PATIENCE):
+        assert list((await copy_store(source, MemoryCheckpointStore())).copied) == []
+        async with source:
+            left = await source.owners()
+            assert len(left) == 1
+            assert gone(left) == {left[0].id}
+
+
+async def test_a_copy_that_the_target_has_lost_since_is_noticed() -> None:
+    house, source, target = Household(), MemoryCheckpointStore(), FaultyStore(MemoryCheckpointStore())
+    with anyio.fail_after(PATIENCE):
+        async with Executor(house.registry, store=source) as executor:
+            await (await executor.start("count", 1, id="done")).result()
+        await copy_store(source, target)
+        target.fail("load", 2, error=ExecutionNotFoundError("done"))
+        with pytest.raises(StoreError, match="not the same in both stores"):
+            await copy_store(source, target)

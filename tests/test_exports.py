@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -168,3 +169,26 @@ def test_the_defaults_are_those_of_the_contract():
         30.0,
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("missing", "program", "extra"),
+    [
+        ("opentelemetry", "import longrun.otel", "otel"),
+        ("prometheus_client", "from longrun.metrics import PrometheusMetrics; PrometheusMetrics()", "metrics"),
+        ("sqlalchemy", "from longrun import SQLAlchemyTaskStore; SQLAlchemyTaskStore('sqlite://')", "sqlalchemy"),
+    ],
+)
+def test_a_missing_extra_is_one_helpful_line(missing: str, program: str, extra: str) -> None:
+    script = f"""
+import sys
+sys.modules[{missing!r}] = None
+from longrun import MissingExtraError
+try:
+    {program}
+except MissingExtraError as error:
+    print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(longrun.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert f"pip install 'longrun[{extra}]'" in done.stdout

@@ -19,8 +19,10 @@ from longrun import (
     WaitFor,
 )
 from longrun.client import Client
+from longrun.errors import CorruptDataError
 from longrun.plan import InStep, Planner, ResumePlan, describe, in_step
-from longrun.stored import Save
+from longrun.stored import Loaded, Save
+from longrun.testing import FaultyStore
 
 State = ExecutionState
 CONFIG = ExecutorConfig(auto_resume=False, checkpoint_interval=0.01, heartbeat_interval=0.1, lease_ttl=5)
@@ -169,3 +171,64 @@ async def test_planning_changes_nothing(registry: StepRegistry) -> None:
         assert await store.load("a") == before
         assert in_step(before)
         assert all(describe(one) for one in in_step(before))
+
+
+async def saved(store: Any, id: str, **fields: Any) -> None:
+    """Change the head of an execution that nobody owns."""
+    head = (await store.load(id)).head
+    await store.save(Save(id=id, head=attrs.evolve(head, revision=head.revision + 1, **fields)))
+
+
+async def test_what_cannot_be_read_would_be_blocked(registry: StepRegistry) -> None:
+    """The plan still says which workflow it is: the listing knows."""
+    store = FaultyStore(MemoryCheckpointStore())
+    async with store:
+        await interrupted(store, registry)
+        store.fail("load", error=CorruptDataError("the head", "its checksum is wrong"))
+        (found,) = (await plans(store, registry)).values()
+        assert (found.action, found.workflow, found.state) == ("block", "flow", State.BLOCKED)
+        assert "its checksum is wrong" in found.reason
+
+
+@pytest.mark.parametrize(("setting", "action"), [("block", "block"), ("previous", "run-again")])
+async def test_damage_is_in_the_way_only_if_the_settings_say_so(
+    registry: StepRegistry, setting: str, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with MemoryCheckpointStore() as store:
+        await interrupted(store, registry)
+        real = store.backend.load
+
+        def damaged(id: str) -> Loaded:
+            found = real(id)
+            assert found is not None
+            return attrs.evolve(found, damage=("checkpoint 2 is damaged",))
+
+        monkeypatch.setattr(store.backend, "load", damaged)
+        (found,) = (await plans(store, registry, on_corruption=setting)).values()
+        assert found.action == action
+        assert ("checkpoint 2 is damaged" in found.reason) == (action == "block")
+
+
+async def test_without_the_code_what_is_blocked_stays_so(registry: StepRegistry) -> None:
+    async with MemoryCheckpointStore() as store:
+        await interrupted(store, registry)
+        for reason, said in (("no step named 'x'", "no step named 'x'"), (None, "it is blocked")):
+            await saved(store, "a", state=State.BLOCKED, reason=reason)
+            (found,) = (await plans(store, None)).values()
+            assert (found.action, found.reason) == ("block", said)
+
+
+async def test_what_has_no_step_left_has_only_to_be_finished(registry: StepRegistry) -> None:
+    async with MemoryCheckpointStore() as store:
+        await interrupted(store, registry)
+        await saved(store, "a", step=3)
+        (found,) = (await plans(store, registry)).values()
+        assert (found.action, found.step_name) == ("finish", None)
+
+
+async def test_what_was_submitted_by_a_name_that_the_code_does_not_know_is_left(registry: StepRegistry) -> None:
+    async with MemoryCheckpointStore() as store, Client(store) as client:
+        await client.submit("elsewhere", {}, id="a")
+        assert (await plans(store, registry))["a"].action == "leave"
+        found = (await plans(store, None))["a"]
+        assert (found.action, found.total, found.step_name) == ("start", 0, None)

@@ -23,6 +23,8 @@ from longrun import (
     StepRegistry,
     StepSignatureError,
 )
+from longrun.errors import StepProcessError, UnsupportedInProcessError
+from longrun.process import IDLE, Child, ProcessEngine, _drive, _serve
 from tests import process_steps
 
 QUICK = RetryPolicy(max_attempts=3, initial=0, jitter=False)
@@ -130,8 +132,9 @@ async def test_a_time_out_kills_the_child(tmp_path: Path) -> None:
 async def test_pause_takes_effect_at_the_childs_next_point(tmp_path: Path) -> None:
     async with Executor(registry_of(process_steps.forever), store="memory:") as executor:
         run = await executor.start("w", {"pid_file": str(tmp_path / "pid")})
-        await read_when_there(tmp_path / "pid")
         with anyio.fail_after(20):
+            while not ((shown := (await run.info()).step_progress) and shown.done):  # before, there is nothing to keep
+                await anyio.lowlevel.checkpoint()
             await run.pause()
         loaded = await executor.store.load(run.id)
         assert loaded.entries["each:beats"]
@@ -159,6 +162,77 @@ async def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
     deadline = time.monotonic() + 10
     while is_running(pid):
         assert time.monotonic() < deadline
+
+
+async def test_a_step_of_a_program_that_runs_as_a_module_is_found_by_its_name(tmp_path: Path) -> None:
+    """What is `__main__` here is a module like any other there, and is not run a second time."""
+    (tmp_path / "runs_as_module.py").write_text(
+        "import anyio\n"
+        "from longrun import Executor, StepRegistry\n"
+        "def where(state):\n"
+        "    return __name__\n"
+        "async def main():\n"
+        "    registry = StepRegistry()\n"
+        "    registry.register(None, where, run_in='process')\n"
+        "    registry.workflow('w', ['where'])\n"
+        "    async with Executor(registry, store='memory:') as executor:\n"
+        "        print(await (await executor.start('w', None)).result())\n"
+        "if __name__ == '__main__':\n"
+        "    anyio.run(main)\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent.parent), str(tmp_path)])
+    command = [sys.executable, "-m", "runs_as_module"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.stdout == "runs_as_module\n", done.stderr
+
+
+async def test_what_an_item_had_kept_goes_with_it() -> None:
+    """Each item remembers something under the same name: what a child drops is dropped in its parent's ledger too."""
+    async with Executor(registry_of(process_steps.remember_each), store="memory:") as executor:
+        with anyio.fail_after(30):
+            run = await executor.start("w", {"items": 3})
+            assert await run.result() == [0, 10, 20]
+
+
+async def test_a_child_that_died_while_it_was_idle_is_replaced() -> None:
+    async with Executor(registry_of(process_steps.double), store="memory:") as executor:
+        with anyio.fail_after(30):
+            first = await (await executor.start("w", {"n": 1})).result()
+            os.kill(first["pid"], signal.SIGKILL)
+            while is_running(first["pid"]):
+                await anyio.lowlevel.checkpoint()
+            second = await (await executor.start("w", {"n": 2})).result()
+    assert (second["n"], second["pid"] != first["pid"]) == (4, True)
+
+
+async def test_only_some_children_are_kept_for_later() -> None:
+    engine = ProcessEngine()
+    children = [Child() for _ in range(IDLE + 1)]
+    for child in children:
+        engine._keep(child)
+    assert [child.alive for child in children] == [True] * IDLE + [False]
+    await engine.aclose()
+    assert not any(child.alive for child in children)
+
+
+class FakeAttempt:
+    class step:  # noqa: N801 -- an attribute of the real one
+        name = "s"
+
+
+def test_a_child_that_is_gone_before_it_has_its_job_fails_the_attempt() -> None:
+    child = Child()
+    child._process.kill()
+    child._process.wait()
+    attempt: Any = FakeAttempt()
+    with pytest.raises(StepProcessError, match="was killed by SIGKILL"):
+        _drive(attempt, child, {"state": "x" * 1_000_000})
+
+
+def test_a_call_that_this_side_does_not_know_is_refused() -> None:
+    anything: Any = FakeAttempt()
+    with pytest.raises(UnsupportedInProcessError, match=r"ctx\.fly"):
+        _serve(anything, anything, {"op": "fly"})
 
 
 def test_what_a_child_could_not_find_is_refused_at_registration() -> None:

@@ -277,6 +277,41 @@ def test_registries_can_be_merged():
         two.include(clash)
 
 
+def test_a_workflow_that_means_something_else_here_is_not_merged():
+    one, two = StepRegistry(), StepRegistry()
+    one.workflow("w", [plain])
+    two.workflow("w", [no_op])
+    with pytest.raises(DuplicateWorkflowError):
+        two.include(one)
+    assert "plain" not in two, "nothing of it is taken over"
+    assert two.resolve("w").steps == ("no_op",)
+
+
+def test_a_step_knows_whether_it_is_in_a_workflow():
+    workflow = StepRegistry().workflow("w", [plain])
+    assert "plain" in workflow
+    assert "no_op" not in workflow
+
+
+def test_a_partial_has_the_name_of_its_function_and_an_object_has_none():
+    class Nameless:
+        def __call__(self, state: Any) -> Any:
+            return state
+
+    registry = StepRegistry()
+    assert registry.workflow("w", [functools.partial(no_op)]).steps == ("no_op",)
+    with pytest.raises(StepSignatureError, match="no name of its own"):
+        registry.workflow("v", [Nameless()])
+
+
+def test_an_async_step_is_not_for_a_thread():
+    async def waits(state: Any) -> Any:
+        return state
+
+    with pytest.raises(StepSignatureError, match="not in a thread"):
+        StepRegistry().register("waits", waits, run_in="thread")
+
+
 def test_a_list_of_steps_is_a_workflow_with_a_name_of_its_own():
     registry = StepRegistry()
     first, second = registry.resolve([plain, no_op]), registry.resolve(["plain", "no_op"])

@@ -150,6 +150,24 @@ def test_fork_from_a_step(url: str) -> None:
     call("fork", "a", "--new-id", "b", "--store", url, code=2)
 
 
+@pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, set()), (b"n\n", 1, {"a"})])
+def test_gc_asks_on_a_terminal(
+    file_url: str, process: Callable[..., subprocess.Popen[str]], answer: bytes, code: int, left: set[str]
+) -> None:
+    prepare(file_url, finished("site", {}, "a"))
+    ours, theirs = pty.openpty()
+    asked = process("gc", "--older-than", "0s", "--store", file_url, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    text = b""
+    while b"[y/N]" not in text:
+        text += os.read(ours, 1000)
+    assert b"delete 1 execution that ended 0.0 s ago or earlier?" in text
+    os.write(ours, answer)
+    assert asked.wait(60) == code
+    os.close(ours)
+    assert set(states(file_url)) == left
+
+
 def test_gc_removes_what_is_old_and_only_that(url: str) -> None:
     prepare(url, finished("site", {}, "a"), submitted("site", "b"))
     call("gc", "--store", url, code=2)

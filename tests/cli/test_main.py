@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import resource
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import longrun
 from longrun import errors
 from longrun.cli import _errors, main
+from longrun.cli._connect import load_object
 from longrun.cli.main import COMMANDS
 from tests.cli.conftest import APP, call, environment, finished, prepare
 
@@ -35,12 +39,17 @@ def test_version() -> None:
     assert longrun.__version__ in call("--version").stdout
 
 
+def uncounted() -> dict[str, str]:
+    """For a process whose start is looked at: whoever counts coverage must not load anything into it."""
+    return {name: value for name, value in environment().items() if name != "COVERAGE_PROCESS_CONFIG"}
+
+
 def test_start_up_is_about_as_quick_as_importing_click() -> None:
     """The limit is 2.5. Processor time, the best of several in turn: the machine may be busy with other things."""
 
     def seconds(*words: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, env=environment())
+        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, env=uncounted())
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -55,7 +64,7 @@ def test_help_loads_nothing_heavy() -> None:
         "heavy = {'anyio', 'attrs', 'rich', 'structlog', 'asyncio', 'sqlite3', 'longrun.executor', 'longrun.stores'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=uncounted(), check=True)
     assert done.stderr.strip() == "[]"
 
 
@@ -118,6 +127,76 @@ def test_usage_is_2(url: str) -> None:
     prepare(url)
     call("show", "../etc", "--store", url, code=2)
     call("list", "--store", "ftp://x", code=5)
+
+
+def test_options_that_mean_nothing_are_2(file_url: str) -> None:
+    prepare(file_url, finished("site", {}, "a"))
+    for words, said in (
+        (["gc", "--older-than", "soon"], "give a duration: 90s"),
+        (["list", "--meta", "customer"], "give KEY="),
+        (["list", "--meta", "=ACME"], "give KEY="),
+        (["fork", "a", "--checkpoint", "1", "--from", "report"], "not both"),
+        (["list", "--loop", "x"], "No such option"),
+    ):
+        assert said in call(*words, "--store", file_url, code=2).stderr
+    assert "give the options behind limit" in call("queues", "--json", "limit", "gpu", "--off", code=2).stderr
+    assert "which application?" in call("worker", "--store", file_url, code=2).stderr
+    assert "is no module:name" in call("run", "what is this", "site", code=2).stderr
+
+
+def test_what_the_environment_cannot_mean_is_2(file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(file_url)
+    monkeypatch.setenv("LONGRUN_MAX_AGE", "some")
+    assert "max_age is a duration" in call("gc", "--store", file_url, code=2).stderr
+    monkeypatch.setenv("LONGRUN_LOG_LEVEL", "loud")
+    assert "the log level is one of" in call("worker", APP, "--store", file_url, code=2).stderr
+
+
+def test_a_loop_that_is_not_installed_is_2(file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trio", None)
+    assert "pip install trio" in call("run", APP, "site", "--store", file_url, "--loop", "trio", code=2).stderr
+
+
+def test_metrics_on_a_port_that_is_taken_are_2(file_url: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = call("worker", APP, "--store", file_url, "--metrics-port", str(port), code=2).stderr
+    assert f"metrics cannot be served on 127.0.0.1:{port}: Address already in use" in said
+
+
+def test_a_developer_is_shown_where_it_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LONGRUN_DEBUG", "1")
+    (tmp_path / "broken_for_debug.py").write_text("raise RuntimeError('no way')\n")
+    with pytest.raises(click.UsageError, match=r"Traceback(.|\n)*broken_for_debug.py(.|\n)*no way"):
+        load_object("broken_for_debug:registry")
+    assert _errors.report(errors.StoreUnavailableError("redis", "redis://me:s3cret@host is away")) == 5
+    said = capsys.readouterr().err
+    assert "StoreUnavailableError" in said
+    assert "s3cret" not in said
+
+
+def test_the_group_can_be_part_of_another_program(file_url: str) -> None:
+    """Without `standalone_mode`, errors and results are the caller's."""
+    prepare(file_url, finished("site", {}, "a"))
+    assert main(["list", "--store", file_url, "--json"], standalone_mode=False) in (None, 0)
+    with pytest.raises(errors.ExecutionNotFoundError):
+        main(["show", "nope", "--store", file_url], standalone_mode=False)
+    assert main.list_commands(click.Context(main)) == list(COMMANDS)
+
+
+def test_an_error_of_the_system_is_not_taken_for_a_reader_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a broken pipe is: anything else is a defect, and shows itself."""
+
+    def fails(self: object, *args: object, **options: object) -> None:
+        raise OSError(errno.EIO, "the disk")
+
+    monkeypatch.setattr(click.Group, "main", fails)
+    with pytest.raises(OSError, match="the disk"):
+        main(["list"])
 
 
 def test_not_found_is_3(url: str) -> None:
@@ -199,3 +278,35 @@ def test_the_demo_kills_itself_and_goes_on() -> None:
     assert done.returncode == 0, done.stderr
     assert "SIGKILL" in done.stdout
     assert "no finished step ran twice, and no page was lost" in done.stdout
+
+
+def test_the_demo_keeps_its_directory_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    shown = call("demo", "--keep").stdout
+    (kept,) = tmp_path.glob("longrun-demo-*")
+    assert kept.name in shown.replace("\n", "")
+    assert (kept / "effects.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (["-c", "raise SystemExit(7)"], "the first run ended early, with exit code 7"),
+        (["-c", "import sys; print(*(f'1 page {n}' for n in range(100)), sep='\\n', file=open(sys.argv[1], 'w'))"], ""),
+    ],
+)
+def test_a_demo_that_does_not_go_as_it_should_says_so(
+    monkeypatch: pytest.MonkeyPatch, program: list[str], said: str
+) -> None:
+    """Its program ends by itself; or it ends well without having done everything."""
+    real = subprocess.Popen
+
+    def other(command: list[str], **options: object) -> object:
+        log = str(Path(command[-1]) / "effects.log")
+        return real([sys.executable, *program, log], **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "Popen", other)
+    result = call("demo", code=1)
+    assert said in result.output
+    if not said:
+        assert "lost: [100, 101" in result.output.replace("\n", " ")

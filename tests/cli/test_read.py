@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import sqlite3
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import attrs
 import pytest
 
-from longrun import open_store, schema
+from longrun import CheckpointStore, MemoryCheckpointStore, open_store, schema
 from longrun.cli import doctor
+from longrun.errors import CorruptDataError
 from longrun.stored import Owner
+from longrun.testing import FaultyStore
 from longrun.testing.samples import create
 from tests.cli.conftest import APP, call, finished, interrupted, prepare, read, submitted
 from tests.cli.sample_app import HOSTILE, Order
@@ -145,6 +151,38 @@ def test_colour_follows_the_environment(url: str, monkeypatch: pytest.MonkeyPatc
     assert "✓ completed" in call("list", "--store", url).output
 
 
+def test_show_says_where_what_has_not_begun_or_is_over_stands(url: str) -> None:
+    """Submitted by name it has no steps yet; one that has none left has only to be finished."""
+
+    async def write() -> None:
+        async with open_store(url) as store:
+            await store.create(create("new", steps=(), total=0, data=b"1"))
+            await store.create(create("over", head_fields={"step": 3}, data=b"1"))
+            await store.create(create("child", parent_id="over", data=b"1"))
+
+    anyio.run(write)
+    assert "not begun" in call("show", "new", "--store", url).stdout
+    shown = call("show", "over", "--store", url).stdout
+    assert "all steps done" in shown
+    assert re.search(r"children\n(.*\n)*.*child ", shown)
+
+
+def test_show_has_the_state_when_asked(url: str) -> None:
+    populate(url)
+    assert '  state\n{\n  "pages": 2,' in call("show", "done", "--store", url, "--state").stdout
+    assert "  state\n" not in call("show", "done", "--store", url).stdout
+
+
+def test_show_tells_damage(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    url = f"sqlite:///{path}"
+    prepare(url, interrupted("a"))
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE boundary SET data = x'00' WHERE seq = 2")
+    connection.close()
+    assert "damage: " in call("show", "a", "--store", url).stdout
+
+
 # --- events and watch -------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +209,20 @@ def test_watch_shows_what_is_unfinished(url: str) -> None:
     shown = call("watch", "--once", "--store", url).stdout
     assert "interrupted  running  " in shown
     assert "step 2/3 (" in shown
+
+
+def test_watch_says_what_has_changed_since_the_last_look(
+    file_url: str, process: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """A line for what is new or has moved, one for what is gone, none for what is as it was."""
+    prepare(file_url, finished("approve", {}, "stays"), finished("approve", {}, "goes"))
+    watching = process("watch", "--interval", "0.2", "--store", file_url)
+    assert watching.stdout is not None
+    assert {watching.stdout.readline().split()[2] for _ in range(2)} == {"stays", "goes"}
+    call("cancel", "goes", "--store", file_url)
+    assert watching.stdout.readline().rstrip().endswith("goes  no longer in this view")
+    watching.send_signal(signal.SIGINT)
+    assert watching.communicate(timeout=60)[0] == ""
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
@@ -333,6 +385,64 @@ def test_doctor_finds_orphans_and_what_is_blocked(url: str) -> None:
     assert checks["blocked"]["status"] == "warn"
 
 
+def examined(store: CheckpointStore) -> tuple[dict[tuple[str, str], str], bool]:
+    """What the doctor says of a store, by name and status; and whether the store answered."""
+    checks, answered = anyio.run(doctor._examine, store)
+    return {(check.name, check.status): check.message for check in checks}, answered
+
+
+@pytest.mark.parametrize("call_that_fails", ["ping", "count", "find"])
+def test_doctor_stops_at_a_store_that_goes_away(call_that_fails: str) -> None:
+    store = FaultyStore(MemoryCheckpointStore())
+    store.fail(call_that_fails, times=None)
+    checks, answered = examined(store)
+    assert not answered
+    assert "told to fail" in checks["reachable", "fail"]
+
+
+def test_doctor_goes_on_behind_an_examination_that_cannot_be_made() -> None:
+    store = FaultyStore(MemoryCheckpointStore())
+    store.fail("find", error=CorruptDataError("an execution", "it cannot be read"))
+    checks, answered = examined(store)
+    assert answered
+    assert "it cannot be read" in checks["clock", "fail"]
+    assert ("owners", "ok") in checks
+
+
+def test_doctor_knows_a_store_that_does_not_keep_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FaultyStore(MemoryCheckpointStore())
+    store.fail("register")
+    assert "told to fail" in examined(store)[0]["writable", "fail"]
+    monkeypatch.setattr(store.backend, "owners", list)
+    assert "could not be read back" in examined(store)[0]["writable", "fail"]
+
+
+def test_doctor_sees_a_lease_that_the_store_counts_by_another_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryCheckpointStore()
+    real = store.backend.owners
+    late = lambda: [attrs.evolve(owner, remaining=owner.remaining + 3600) for owner in real()]  # noqa: E731
+    monkeypatch.setattr(store.backend, "owners", late)
+    assert "the clocks disagree" in examined(store)[0]["clock", "fail"]
+
+
+def test_doctor_says_when_deaths_cannot_be_proved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("longrun.life.boot_id", lambda: "")
+    assert doctor._run_directory().status == "warn"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LONGRUN_RUN_DIR", str(tmp_path / "file"))
+    assert doctor._run_directory().status == "fail"
+
+
+def test_doctor_warns_of_a_store_that_cannot_fence_and_of_somebody_elses_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ("fenced", "warn") in [(one.name, one.status) for one in doctor._durability({"fenced": False})]
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    (check,) = doctor._place({"directory": str(tmp_path)})
+    assert (check.status, "not to 12345" in check.message) == ("warn", True)
+
+
 def test_doctor_says_5_when_the_store_does_not_answer() -> None:
     found = read("doctor", "--store", "redis://127.0.0.1:1/0", code=5)
     assert found["worst"] == "fail"
@@ -375,4 +485,7 @@ def test_the_schema_refuses_what_does_not_fit() -> None:
         "collected.dry_run is missing"
     ]
     assert schema.problems({**good, "longrun": 2}) != []
+    listing = schema.document("queues", queues={})
+    assert schema.problems(listing) == ["queues.queues is no list"]
+    assert schema.problems({**listing, "queues": [1]}) == ["queues.queues[0] is no queue"]
     assert schema.problems([]) != []

@@ -20,8 +20,12 @@ from typing import Any
 import anyio
 import pytest
 
-from longrun import schema
+from longrun import Executor, FileCheckpointStore, StoreUnavailableError, schema
+from longrun.cli import run as run_module
+from longrun.cli._bars import Lines
+from longrun.cli._signals import Stop
 from longrun.client import Client
+from longrun.testing import FaultyStore
 from tests.cli.conftest import (
     APP,
     ROOT,
@@ -36,6 +40,7 @@ from tests.cli.conftest import (
     submitted,
     until,
 )
+from tests.cli.sample_app import config, registry
 
 LONG = '{"pages": 100000, "pause": 0.002}'
 Process = Callable[..., subprocess.Popen[str]]
@@ -359,7 +364,8 @@ def test_log_lines_and_prints_stand_above_the_bars(file_url: str, tmp_path: Path
     assert "logged" in plain
 
 
-def test_many_quick_steps_are_folded(file_url: str, tmp_path: Path) -> None:
+def test_many_quick_steps_are_folded(file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "LOOKS", 1.0)  # on a slow machine too, many steps end between two looks
     (tmp_path / "quick_app.py").write_text(
         "from longrun import StepRegistry\nregistry = StepRegistry()\n"
         "@registry.step\nasync def one(state):\n    return state + 1\nregistry.workflow('w', [one] * 1000)\n"
@@ -383,3 +389,72 @@ def test_watch_on_a_terminal_is_a_table(file_url: str) -> None:
     assert "rate" not in narrow
     assert "…" not in narrow
     assert re.search(r"▸ running \(interrupted\)  a .* 2/3 \(\d+/1,000\)", narrow)
+
+
+def test_watch_on_a_terminal_says_that_there_is_nothing(file_url: str) -> None:
+    prepare(file_url, finished("site", {}, "a"))
+    assert "nothing is under way here" in on_terminal("watch", "--once", "--store", file_url)[1]
+
+
+def test_a_copy_on_a_terminal_counts_and_says_what_it_left_behind(
+    file_url: str, process: Process, tmp_path: Path
+) -> None:
+    prepare(file_url, finished("site", {}, "a"))
+    run = process("run", APP, "site", "--id", "b", "--store", file_url, "--state", LONG)
+    until(lambda: progress_of(file_url, "b") > 5, "it crawls")
+    code, text = on_terminal("store", "copy", file_url, f"sqlite:///{tmp_path / 'copy.db'}")
+    assert code == 1
+    assert "\r1 copied" in text
+    assert "left behind: b: " in text
+    assert "1 copied, 0 there already, 1 left behind" in text
+    call("cancel", "b", "--store", file_url)
+    run.communicate(timeout=60)
+
+
+def test_a_worker_can_tell_open_telemetry(file_url: str, process: Process) -> None:
+    prepare(file_url)
+    submit(file_url, "a")
+    worker = process("worker", APP, "--store", file_url, "--otel")
+    until(lambda: shown(file_url, "a")["execution"]["state"] == "completed", "it is done")
+    worker.send_signal(signal.SIGINT)
+    worker.communicate(timeout=60)
+    assert worker.returncode == 130
+
+
+def test_events_of_a_run_in_flight_are_lines_for_people(file_url: str, process: Process) -> None:
+    run = process("run", APP, "site", "--id", "a", "--store", file_url, "--state", LONG)
+    until(lambda: progress_of(file_url, "a") > 5, "it crawls")
+    following = process("events", "a", "--follow", "--store", file_url)
+    assert following.stdout is not None
+    assert any(re.search(r"progress .*\d+/100,000", line) for line in iter(following.stdout.readline, ""))
+    call("cancel", "a", "--store", file_url)
+    following.communicate(timeout=60)
+    run.communicate(timeout=60)
+
+
+def test_a_run_goes_on_when_its_store_comes_back(file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the store is away the display says so; what the step does is saved when it is there again."""
+    store = FaultyStore(FileCheckpointStore(file_url.removeprefix("file:")))
+    display = Heard()
+
+    async def run() -> Any:
+        async with Executor(registry, store=store, config=config) as executor:
+            handle = await executor.start("site", {"pages": 20, "pause": 0.01}, id="a")
+            store.fail("load", error=StoreUnavailableError("file", "the cable is out"))
+            stop = Stop()
+            await run_module._follow(executor, handle.id, display, stop, 0)
+            return await handle.result()
+
+    monkeypatch.setattr(run_module, "STORE_AWAY", 0.0)
+    assert anyio.run(run)["reported"] is True
+    assert any("the cable is out; trying again" in line for line in display.said)
+    assert store.fired["load"] == 1
+
+
+class Heard(Lines):
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)

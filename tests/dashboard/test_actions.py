@@ -105,10 +105,11 @@ async def test_a_request_whose_effect_takes_longer_is_stored_and_says_so(
 ) -> None:
     monkeypatch.setattr("longrun.dashboard.actions.WAIT", 0.0)
     await executor.start("spin", {}, id="spin")
+    events = executor.events()  # before it is asked: it may take effect while the answer is on its way
     answer = await browser.post("/api/executions/spin/pause")
     assert answer.status == 202
     assert answer.json()["done"] is False
-    async for event in executor.events():
+    async for event in events:
         if event.type == "paused":
             break
 

@@ -213,3 +213,43 @@ async def test_prometheus_reads_executions_by_state_and_workers_by_status(
     assert {state: number for state, number in counts.items() if number} == {"failed": 2, "waiting": 1}
     assert counts.keys() == {state.value for state in ExecutionState}
     assert {one.labels["status"]: one.value for one in families["longrun_workers"]} == dict.fromkeys(schema.STATUSES, 0)
+
+
+@pytest.mark.parametrize("since", ["soon", "-1", "nan", "inf"])
+async def test_a_number_that_is_none_is_refused(browser: Browser, since: str) -> None:
+    answer = await browser.get(f"/api/executions?since={since}")
+    assert (answer.status, "at least 0" in answer.text) == (400, True)
+
+
+@pytest.mark.usefixtures("some")
+async def test_counts_that_took_long_are_kept_for_a_while_but_not_without_end(
+    browser: Browser, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longrun.dashboard.kept.SLOW", -1.0)
+    monkeypatch.setattr("longrun.dashboard.kept.KEEP_FACTOR", 1e9)
+    monkeypatch.setattr("longrun.dashboard.kept.REMEMBERED", 2)
+
+    async def total(text: str) -> int:
+        return int((await browser.get(f"/api/executions?text={text}")).json()["total"])
+
+    assert [await total("ada"), await total("linus")] == [2, 1]
+    await store.create(created("run-9", at=NOW, metadata={"who": "Ada"}))
+    assert await total("ada") == 2, "it is the answer from before"
+    assert await total("grace") == 1  # one too many: all are forgotten
+    assert await total("ada") == 3
+
+
+async def test_charts_are_kept_for_a_while_but_not_without_end(
+    browser: Browser, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longrun.dashboard.kept.REMEMBERED", 1)
+
+    async def number(workflow: str) -> int:
+        chart = (await browser.get(f"/api/charts?workflow={workflow}")).json()
+        return sum(sum(value for key, value in one.items() if key != "start") for one in chart["buckets"])
+
+    assert await number("import") == 0
+    await store.create(created("run-9", at=time.time(), workflow="import"))
+    assert await number("import") == 0, "it is the chart from before"
+    assert await number("export") == 0
+    assert await number("import") == 1

@@ -16,8 +16,17 @@ from typing import Any
 
 import pytest
 
-from longrun import ConfigError, StoreSettingsError
-from longrun.dashboard import server
+from longrun import (
+    ConfigError,
+    ExecutionNotFoundError,
+    MemoryCheckpointStore,
+    StoreSettingsError,
+    StoreUnavailableError,
+)
+from longrun.dashboard import create_app, server
+from longrun.dashboard.app import status_of_error
+from longrun.errors import CorruptDataError, InvalidStateError, LongrunError
+from longrun.testing.samples import create
 
 PROGRAM = """
 import sys
@@ -145,3 +154,65 @@ def test_the_browser_is_opened_with_the_token_when_asked(monkeypatch: pytest.Mon
 )
 def test_the_address_shown_is_one_that_a_browser_can_open(host: str, shown: str) -> None:
     assert server._address(host, 80, "t") == f"http://{shown}:80/?token=t"
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True), ("localhost", False)])
+def test_an_address_that_others_can_reach_is_warned_of(
+    host: str, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server._tell(create_app("memory:"), host, "http://…")
+    assert ("can be reached from other machines" in capsys.readouterr().err) == warned
+
+
+def test_the_command_serves_it(directory: Path, tmp_path: Path) -> None:
+    """`longrun dashboard`, until it is told to end."""
+    command = [sys.executable, "-m", "longrun", "dashboard", "--no-open", "--port", "0", "--store", "memory:"]
+    environment = {**os.environ, "LONGRUN_RUN_DIR": str(directory), "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "read-only" in process.stderr.readline()
+        assert any("http://127.0.0.1:" in line for line in iter(process.stderr.readline, ""))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) in (0, -signal.SIGTERM)
+
+
+def test_without_its_extra_it_says_what_to_install() -> None:
+    script = "import sys; sys.modules['sse_starlette'] = None; import longrun.dashboard"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert "pip install 'longrun[web]'" in done.stderr
+
+
+async def test_an_asgi_server_opens_and_closes_the_store_with_its_own_life() -> None:
+    store = MemoryCheckpointStore()
+    app = create_app(store, token="a-token-for-the-tests")
+    waiting = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+    sent: list[str] = []
+
+    async def receive() -> dict[str, Any]:
+        if len(waiting) == 1:
+            assert await store.count() == {}, "it is open"
+        return waiting.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    with pytest.raises(StoreUnavailableError, match="not open"):
+        await store.create(create("a"))
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ExecutionNotFoundError("a"), 404),
+        (ConfigError("limit", 0, "give more"), 400),
+        (InvalidStateError("a", "failed", "pause"), 409),
+        (StoreUnavailableError("redis", "gone"), 503),
+        (CorruptDataError("a", "damaged"), 422),
+        (LongrunError("anything else"), 500),
+    ],
+)
+def test_every_kind_of_error_has_its_status(error: LongrunError, status: int) -> None:
+    assert status_of_error(error) == status

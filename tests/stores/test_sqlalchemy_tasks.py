@@ -416,3 +416,61 @@ def test_a_server_that_dies_and_comes_back(disposable_postgres: PostgresServer) 
         assert [row.seq for row in backend.boundaries("a")] == [1, 2, 3]
     finally:
         backend.close()
+
+
+async def test_a_database_that_fails_tells_everybody_whose_turn_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replacements are made together; none of them may be left without an answer."""
+    tasks = SQLAlchemyTaskStore(f"sqlite:///{tmp_path / 'tasks.db'}")
+    await tasks.save_task(record())
+    monkeypatch.setattr(tasks, "_transaction", _away)
+    answers: list[str] = []
+
+    async def replace(id: str) -> None:
+        with pytest.raises(StoreUnavailableError, match="pulled out"):
+            await tasks.replace_task(record(id), expected_revision=None)
+        answers.append(id)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            for id in "bcd":
+                group.start_soon(replace, id)
+    assert sorted(answers) == ["b", "c", "d"]
+
+
+def _away(*args: object) -> bool:
+    raise StoreUnavailableError("task", "the plug was pulled out")
+
+
+async def test_a_driver_that_does_not_count_its_rows_replaces_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = SQLAlchemyTaskStore(f"sqlite:///{tmp_path / 'tasks.db'}")
+    await tasks.save_task(record())
+    monkeypatch.setattr(tasks._engine.dialect, "supports_sane_multi_rowcount", False)
+    replaced: dict[str, bool] = {}
+
+    async def replace(id: str, expected: int | None) -> None:
+        replaced[id] = await tasks.replace_task(record(id, revision=2), expected_revision=expected)
+
+    async with anyio.create_task_group() as group:
+        for id, expected in (("a", 1), ("b", None), ("c", 7)):
+            group.start_soon(replace, id, expected)
+    assert replaced == {"a": True, "b": True, "c": False}
+
+
+async def test_a_column_of_a_type_that_python_has_no_word_for_holds_no_bytes(tmp_path: Path) -> None:
+    made = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'tasks.db'}")
+    tasks = SQLAlchemyTaskStore(made)
+    await tasks.save_task(record())
+    with made.begin() as connection:
+        text = connection.execute(
+            sqlalchemy.text("SELECT sql FROM sqlite_master WHERE name = 'longrun_tasks'")
+        ).scalar()
+        assert isinstance(text, str)
+        connection.execute(sqlalchemy.text("DROP TABLE longrun_tasks"))
+        connection.execute(sqlalchemy.text(text.replace("BLOB", "NUMERIC_OF_ITS_OWN")))
+    with pytest.raises(StoreSettingsError, match="holds no bytes"):
+        await SQLAlchemyTaskStore(made).save_task(record())
+    made.dispose()

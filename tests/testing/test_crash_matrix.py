@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from longrun import RetryPolicy, StepRegistry
+from longrun import ExecutionHandle, RetryPolicy, StepRegistry
 from longrun.errors import ConfigError
-from longrun.testing import CrashPoint, Effects, crash_matrix, crash_points, crash_tests
-from longrun.testing.crash import CrashPlan, World
+from longrun.testing import CrashPoint, Effects, crash_child, crash_matrix, crash_points, crash_tests
+from longrun.testing.crash import CrashPlan, World, ending_of
 from tests.testing.workflows import answer, effects, registry
 
 test_one_line_gives_a_test_for_each_point = crash_tests(registry, "awaits", {"a": 1}, loops=("asyncio", "trio"))
@@ -132,6 +134,48 @@ def _hidden() -> StepRegistry:
 
     own.workflow("w", [only])
     return own
+
+
+async def test_a_child_needs_a_workflow_with_a_name() -> None:
+    with pytest.raises(ConfigError, match="a name of its own"):
+        await crash_matrix(registry, ["fetch"], {}, kill=True)
+
+
+async def test_a_child_that_fails_by_itself_is_no_crash() -> None:
+    """Its exit is neither the end of the workflow nor the SIGKILL that was asked for: what it said is shown."""
+    with pytest.raises(RuntimeError, match=r"a child of the crash matrix failed(.|\n)*told to fail"):
+        await crash_matrix(registry, "mails", {}, drive=fails, kill=True, points=[])
+
+
+async def fails(run: ExecutionHandle) -> None:
+    raise RuntimeError("told to fail")
+
+
+async def test_an_error_that_is_not_the_crash_is_not_taken_for_one() -> None:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await crash_matrix(registry, "mails", {}, drive=fails)
+    assert caught.group_contains(RuntimeError, match="told to fail")
+
+
+def test_a_child_loads_a_module_by_its_name_or_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests are often not on the path, and what was `__main__` must not run as a program again."""
+    file = tmp_path / "somewhere_else.py"
+    file.write_text("name = __name__\n")
+    assert crash_child._load(None) is None
+    assert crash_child._load(["somewhere_else", str(file), "name"]) == "somewhere_else"
+    assert crash_child._load(["__main__", str(file), "name"]) == "longrun_crash_main"
+    for name in ("somewhere_else", "longrun_crash_main"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert crash_child._load(["somewhere_else", str(file), "name"]) == "somewhere_else"
+    monkeypatch.delitem(sys.modules, "somewhere_else")
+    with pytest.raises(ImportError, match="cannot be imported"):
+        crash_child._load(["no.such.package", str(tmp_path / "data.txt"), "name"])
+
+
+def test_an_execution_that_the_store_has_lost_is_an_ending_too() -> None:
+    """So that a store that loses everything changes the result instead of breaking the report."""
+    assert str(ending_of(None)) == "lost: the store does not have it"
 
 
 def test_the_points_can_be_listed() -> None:

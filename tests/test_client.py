@@ -1,0 +1,114 @@
+"""A client looks and controls from anywhere, and blocks where a script has no event loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+
+from longrun import ConfigError, EventType, ExecutionNotFoundError, Executor, ExecutorConfig, StepRegistry, WaitFor
+from longrun.client import Client, client_sync
+from longrun.stored import QUEUE_WORKFLOW
+
+registry = StepRegistry()
+
+
+@registry.step
+async def ask(state: dict[str, Any]) -> WaitFor:
+    return WaitFor("go", state)
+
+
+@registry.step
+async def note(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "noted": True}
+
+
+@attrs.frozen
+class Order:
+    amount: int
+
+
+@registry.step
+async def price(order: Order) -> WaitFor:
+    return WaitFor("go", order)
+
+
+registry.workflow("asks", [ask, note])
+registry.workflow("prices", [price, price])
+
+
+async def run_to_the_question(url: str, id: str) -> None:
+    async with Executor(registry, store=url, config=ExecutorConfig(auto_resume=False)) as executor:
+        await (await executor.start("asks", {"a": 1}, id=id)).wait("waiting")
+
+
+async def run_to_the_end(url: str, id: str) -> None:
+    async with Executor(registry, store=url, config=ExecutorConfig(auto_resume=False)) as executor:
+        await (await executor.start("asks", {}, id=id)).result()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file:{tmp_path / 'store'}"
+
+
+def test_a_script_controls_without_an_event_loop(url: str) -> None:
+    anyio.run(run_to_the_question, url, "x")
+    with client_sync(url) as client:
+        assert [one.id for one in client.list()] == ["x"]
+        client.pause("x", hold=True)
+        assert client.get("x").hold
+        client.resume("x")
+        client.signal("x", "go", key="once")
+        with pytest.raises(ExecutionNotFoundError):
+            client.pause("y")
+    anyio.run(run_to_the_end, url, "x")
+
+
+def test_a_handle_of_a_blocking_client_blocks_too(url: str) -> None:
+    with client_sync(url) as client:
+        run = client.submit("asks", {"a": 1}, id="x")
+        assert run.id == "x"
+        assert repr(run).startswith("<blocking ")
+        assert run.info().state == "initialized"
+        run.cancel("no longer wanted")
+        assert run.wait().state == "cancelled"
+
+
+def test_events_are_a_plain_iterator_that_ends_with_the_execution(url: str) -> None:
+    anyio.run(run_to_the_question, url, "x")
+    with client_sync(url) as client:
+        events = client.handle("x").events()
+        client.cancel("x")
+        assert [event.type for event in events][-1] is EventType.EXECUTION_CANCELLED
+
+
+async def test_a_state_that_does_not_fit_the_step_blocks_the_execution_and_says_why(url: str) -> None:
+    """A client knows no types: whoever runs the execution finds out, and the state that it had stays in the history."""
+    async with Executor(registry, store=url) as executor, Client(url) as client:
+        with anyio.fail_after(30):
+            run = await executor.start("prices", Order(1), id="x")
+            await run.wait("waiting")
+            await run.pause()
+            await client.resume("x", state={"amount": "much"})
+            blocked = await run.wait("blocked")
+            assert blocked.reason is not None
+            assert "amount" in blocked.reason
+            assert [one.state for one in await executor.history("x")] == [Order(1), Order(1)]
+
+
+async def test_a_handle_is_of_an_execution_that_exists(url: str) -> None:
+    async with Executor(registry, store=url) as executor:
+        with pytest.raises(ExecutionNotFoundError):
+            await executor.handle("nobody")
+        await executor.submit("asks", {}, id="x", delay=3600)
+        assert (await (await executor.handle("x")).info()).state == "initialized"
+
+
+async def test_the_records_of_queues_are_nobodys_workflow(url: str) -> None:
+    async with Client(url) as client:
+        with pytest.raises(ConfigError, match="kept for the records of queues"):
+            await client.submit(QUEUE_WORKFLOW, {})

@@ -1,0 +1,236 @@
+"""The child's side of `run_in="process"`: a real child, whose pipe is in the test's own hands."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longrun.child import LOOK_EVERY
+from longrun.pipe import Pipe
+from tests import process_steps
+
+ROOT = str(Path(__file__).parent.parent)
+CALM = {"time_left": None, "shutting_down": False}
+
+
+class Child:
+    def __init__(self, pipe: Pipe, process: subprocess.Popen[bytes]) -> None:
+        self.pipe, self.process = pipe, process
+
+    def run(self, function: Any, state: Any = None, *, context: bool = True, **more: Any) -> None:
+        """Give it a step to run."""
+        info = {"execution_id": "x", "workflow": "w", "step": "s", "step_index": 0, "attempt": 1, "iteration": 0}
+        job = {
+            "path": [ROOT, *sys.path],
+            "main": None,
+            "module": function.__module__,
+            "name": function.__qualname__,
+            "takes_context": context,
+            "info": {**info, "visit": 1, "metadata": {}},
+            "entries": {},
+            "interval": None,
+            "state": state if state is not None else {},
+            "carrier": {},
+        }
+        self.pipe.send({**job, **more})
+
+    def says(self) -> dict[str, Any]:
+        message = self.pipe.receive()
+        assert message is not None
+        return message
+
+    def to_the_end(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """What it says on the way, everything answered calmly, and its last word."""
+        said: list[dict[str, Any]] = []
+        while (message := self.says())["op"] not in ("returned", "raised"):
+            said.append(message)
+            if message["op"] in ("obey", "look") or message.get("force"):
+                self.pipe.send(CALM)
+        return said, message
+
+    def ends(self) -> int:
+        """Close the pipe: its exit code."""
+        self.pipe.close()
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "longrun.child", str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), cwd=ROOT)
+    made = Child(Pipe(ours), process)
+    try:
+        yield made
+        assert made.ends() == 0  # whatever happened in it: a closed pipe is how it is told to leave
+    finally:
+        process.kill()
+        process.wait()
+        with contextlib.suppress(OSError):
+            ours.close()
+
+
+def test_one_child_runs_step_after_step(child: Child) -> None:
+    for n in (1, 2):
+        child.run(process_steps.double, {"n": n}, context=False)
+        said, last = child.to_the_end()
+        assert said == []
+        assert last["state"] == {"n": 2 * n, "pid": child.process.pid}
+        assert last["directive"] is None
+    child.run(process_steps.jump, {"n": 1}, context=False)
+    assert child.to_the_end()[1] == {
+        "op": "returned",
+        "directive": "Goto",
+        "fields": {"step": "double"},
+        "state": {"n": 1},
+    }
+
+
+def test_it_saves_and_asks_and_believes_the_answer(child: Child) -> None:
+    child.run(process_steps.ask)
+    save = child.says()
+    assert (save["op"], save["force"], save["drop"]) == ("save", True, [])
+    assert save["put"] == {"local": '{"asked":true}'}
+    child.pipe.send({"time_left": 5.0, "shutting_down": True})
+    said, last = child.to_the_end()
+    assert said == []  # the answer is still fresh: nothing was asked again
+    assert 0 < last["state"]["time_left"] <= 5.0
+    assert last["state"]["shutting_down"] is True
+
+
+def test_after_a_while_it_asks_whether_to_go_on(child: Child) -> None:
+    """What it has to save goes first, so that a pause finds it stored."""
+    child.run(process_steps.ask_late, {"seconds": 2 * LOOK_EVERY})
+    said: list[dict[str, Any]] = []
+    while (message := child.says())["op"] != "returned":
+        said.append(message)
+        if message["op"] in ("obey", "look"):
+            child.pipe.send({"time_left": 3.0, "shutting_down": message["op"] == "look"})
+    assert [one["op"] for one in said] == ["save", "obey", "look"]
+    assert said[0]["put"] == {"local": '{"asked":true}'}
+    assert message["state"] is True
+
+
+def test_a_step_stands_in_the_trace_of_its_parent(child: Child) -> None:
+    parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    child.run(process_steps.trace, context=False, carrier=parent)
+    assert child.to_the_end()[1]["state"] == "0af7651916cd43dd8448eb211c80319c"
+    child.run(process_steps.trace, context=False)
+    assert child.to_the_end()[1]["state"] == "0" * 32, "and only while it runs"
+
+
+def test_a_save_is_handed_over_when_it_is_due_and_needs_no_answer(child: Child) -> None:
+    child.run(process_steps.checkpoint_once, interval=0.0)
+    (save,), last = child.to_the_end()
+    assert (save["op"], save["force"], save["put"]) == ("save", False, {"local": '{"n":1}'})
+    assert last["op"] == "returned"
+    child.run(process_steps.tell, interval=0.0)
+    said, last = child.to_the_end()
+    assert last["op"] == "returned"
+    saves = [one for one in said if one["op"] == "save"]
+    assert saves[-1]["put"] == {"each:items": '{"n":3,"of":3,"end":true}'}
+    assert not any(one["force"] for one in saves)
+
+
+def test_what_the_step_says_of_its_progress_is_not_overwritten_by_its_loop(child: Child) -> None:
+    child.run(process_steps.tell)
+    shown = [one for one in child.to_the_end()[0] if one["op"] == "progress"]
+    assert shown[-1] == {"op": "progress", "done": 7, "total": 9, "message": "by hand"}
+    assert {one["total"] for one in shown[:-1]} <= {3}
+
+
+def test_an_attempt_goes_on_behind_the_entries_it_is_given(child: Child, tmp_path: Path) -> None:
+    state = {"items": 5, "dies_at": -1, "ledger": str(tmp_path / "ledger")}
+    child.run(process_steps.count, state, entries={"each:items": '{"n":3,"of":5}', "local": '{"sum":3}'})
+    said, last = child.to_the_end()
+    assert last["state"]["sum"] == 10
+    assert (tmp_path / "ledger").read_text().split() == ["3", "4"]
+    assert [one["put"].get("each:items") for one in said if one["op"] == "save"][:2] == [
+        '{"n":4,"of":5}',
+        '{"n":5,"of":5}',
+    ]
+
+
+def test_a_coroutine_that_needs_no_loop_runs_and_one_that_does_is_refused(child: Child) -> None:
+    child.run(process_steps.remember)
+    said, last = child.to_the_end()
+    assert last["state"] == "at once"
+    assert said[0]["put"] == {"once:answer": '"at once"'}
+    child.run(process_steps.remember_later)
+    assert child.to_the_end()[1]["name"] == "UnsupportedInProcessError"
+
+
+@pytest.mark.parametrize(
+    ("function", "context", "name", "text"),
+    [
+        (process_steps.fail, False, "ValueError", "no good"),
+        (process_steps.exit_politely, False, "SystemExit", "enough"),
+        (process_steps.mapped, True, "UnsupportedInProcessError", "ctx.map does not work"),
+        (process_steps.parent_of, True, "UnsupportedInProcessError", "ctx.start_child does not work"),
+    ],
+)
+def test_what_a_step_raises_is_told_with_its_kinds_and_its_trace(
+    child: Child, function: Any, context: bool, name: str, text: str
+) -> None:
+    child.run(function, context=context)
+    last = child.to_the_end()[1]
+    assert (last["op"], last["name"]) == ("raised", name)
+    assert text in last["text"]
+    assert "builtins.BaseException" in last["kinds"]
+    assert "process_steps.py" in last["trace"]
+
+
+def test_a_step_whose_parent_goes_away_is_unwound_and_its_child_leaves(child: Child) -> None:
+    child.run(process_steps.ask)
+    assert child.says()["op"] == "save"
+    assert child.ends() == 0
+
+
+def test_steps_of_a_program_are_found_in_its_file_which_is_loaded_once(child: Child, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "loads = 0\nloads += 1\n"
+        "class Steps:\n    @staticmethod\n    def say(state):\n        return [loads, __name__]\n"
+        "if __name__ == '__main__':\n    raise SystemExit('it was run as a program')\n"
+    )
+    for _ in range(2):
+        child.run(process_steps.fail, context=False, module="__main__", name="Steps.say", main={"file": str(program)})
+        assert child.to_the_end()[1]["state"] == [1, "__longrun_main__"]
+    main = {"module": process_steps.__name__}
+    child.run(process_steps.fail, {"n": 3}, context=False, module="__main__", name="double", main=main)
+    assert child.to_the_end()[1]["state"]["n"] == 6
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ({"module": "__main__", "main": None}, "interactive session"),
+        ({"module": "no.such.module"}, "No module named"),
+        ({"name": "no_such_step"}, "no_such_step"),
+    ],
+)
+def test_a_step_that_cannot_be_found_fails_the_attempt_and_not_the_child(
+    child: Child, where: dict[str, Any], text: str
+) -> None:
+    child.run(process_steps.double, {"n": 1}, context=False, **where)
+    last = child.to_the_end()[1]
+    assert last["op"] == "raised"
+    assert text in last["text"]
+    child.run(process_steps.double, {"n": 1}, context=False)
+    assert child.to_the_end()[1]["state"]["n"] == 2
+
+
+def test_a_message_that_is_cut_off_is_nobody_speaking() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall((100).to_bytes(8, "big") + b"half of i")
+        theirs.close()
+        assert Pipe(ours).receive() is None
