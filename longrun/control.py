@@ -26,8 +26,9 @@ STOPPED = frozenset({State.PAUSED, State.BLOCKED, State.FAILED})
 
 
 def was_waiting(head: Head) -> bool:
-    """Whether a paused execution was parked: it goes back to waiting, with the deadline it had."""
-    return head.signal is not None or (head.due is not None and head.attempt == 0)
+    """Whether an execution that was paused or blocked was parked: it goes back to waiting, with the deadline it had."""
+    parked = head.signal is not None or (head.due is not None and head.attempt == 0)
+    return parked and head.state in (State.PAUSED, State.BLOCKED)
 
 
 def stops_at_once(messages: Mapping[int, Message]) -> bool:
@@ -116,8 +117,8 @@ class Obedience:
         book = self._book
         head = book.head
         owner = None if self._controls_only else head.owner
-        if head.state is State.PAUSED and was_waiting(head):
-            changes = {"state": State.WAITING, "hold": False, "reason": None, "owner": owner}
+        if was_waiting(head):
+            changes = {"state": State.WAITING, "hold": False, "reason": None, "owner": owner, "crashes": 0}
             await book.cross(book.boundary(message.kind), changes, events=((EventType.RESUMED, {}),), take=take)
             return
         if head.state not in STOPPED:

@@ -27,9 +27,6 @@ class Log:
         self._fields = fields or {}
         self._bound: Any = None
 
-    def bind(self, **fields: Any) -> Log:
-        return Log({**self._fields, **fields})
-
     def debug(self, event: str, **fields: Any) -> None:
         self._log("debug", logging.DEBUG, event, fields)
 

@@ -212,7 +212,7 @@ class Runner:
         if head.crashes >= self._executor.config.max_crashes:
             await self._obedience.block(f"its process died {head.crashes} times without progress; resume frees it")
             return False
-        if head.state is State.WAITING or (head.state is State.PAUSED and was_waiting(head)):
+        if head.state is State.WAITING or was_waiting(head):
             return await self._wake_up()
         if head.state is State.INITIALIZED and head.due is not None and head.due > self._now():
             return await self._rest()
@@ -441,7 +441,7 @@ class Runner:
         """Nothing to do before its time or its signal. It is given back; but while signals for later wait for it, they
         would wake it again at once, so then it stays here, a line in an index."""
         keeps = bool(self.inbox) and not self._executor.draining
-        state = State.WAITING if self.head.state is State.PAUSED else self.head.state
+        state = State.WAITING if was_waiting(self.head) else self.head.state
         if not keeps or state is not self.head.state:
             owner = self.head.owner if keeps else None
             await self.book.commit({"state": state, "owner": owner, "hold": False})

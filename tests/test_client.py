@@ -98,6 +98,8 @@ async def test_a_state_that_does_not_fit_the_step_blocks_the_execution_and_says_
             assert blocked.reason is not None
             assert "amount" in blocked.reason
             assert [one.state for one in await executor.history("x")] == [Order(1), Order(1)]
+            await executor.resume("x", state=Order(7))
+            assert (await run.info()).state == "waiting", "it had waited for a signal, which has not come"
 
 
 async def test_a_handle_is_of_an_execution_that_exists(url: str) -> None:

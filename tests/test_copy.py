@@ -489,3 +489,19 @@ async def test_a_copy_that_the_target_has_lost_since_is_noticed() -> None:
         target.fail("load", 2, error=ExecutionNotFoundError("done"))
         with pytest.raises(StoreError, match="not the same in both stores"):
             await copy_store(source, target)
+
+
+@pytest.mark.parametrize(("kind", "nth"), [("count", 3), ("ask", 2)])
+async def test_a_copy_that_breaks_off_while_it_throws_away_another_is_completed(kind: str, nth: int) -> None:
+    house, source, target = Household(), MemoryCheckpointStore(), FaultyStore(MemoryCheckpointStore())
+    async with Executor(house.registry, store=source) as executor:
+        run = await executor.start(kind, 1, id="x")
+        before = await run.wait("waiting")
+    for call, number in (("commit", nth), ("delete", 1)):
+        target.fail(call, number, times=None)
+        with pytest.raises(StoreUnavailableError):
+            await copy_store(source, target)
+        target.heal()
+    assert (await copy_store(source, target)).copied == ("x",)
+    async with target:
+        assert (await target.load("x")).head.state == before.state

@@ -61,7 +61,7 @@ class Pair(click.ParamType):  # type: ignore[type-arg]  # generic for type check
             return value
         key, equals, text = value.partition("=")
         if not equals or not key:
-            self.fail("give KEY=VALUE", param, ctx)
+            self.fail("give a key, an equals sign and a value", param, ctx)
         try:
             return key, json.loads(text)
         except ValueError:

@@ -201,7 +201,7 @@ class _Copy:
         if there is not None and not _same_origin(here, there):
             return "the target has another execution of that id, which was not touched"
         moved = here.head.state is State.PAUSED and (here.head.reason or "").startswith(MOVED)
-        arriving = there is not None and there.head.state is State.PAUSED and there.head.reason == ARRIVING
+        arriving = there is not None and there.head.reason == ARRIVING  # or about to be thrown away: see there
         if there is not None and not arriving:
             return "present" if moved or here.head.state.finished else "it can go on in both stores; cancel one of them"
         if moved and there is not None and NOTE in there.entries:
@@ -319,10 +319,11 @@ class _Copy:
         await self._target.save(Save(id=there.definition.id, head=head, drop=(NOTE,)))
 
     async def _throw_away(self, there: Loaded) -> None:
-        """What an interrupted copy left. Nobody goes on with it: it is held."""
+        """What an interrupted copy left. Nobody goes on with it: it is held, or ended when this was interrupted too."""
         head, id = there.head, there.definition.id
-        end = attrs.evolve(head, revision=head.revision + 1, state=State.CANCELLED, owner=None, ended=head.updated)
-        await self._target.save(Save(id=id, head=end))
+        if not head.state.finished:
+            end = attrs.evolve(head, revision=head.revision + 1, state=State.CANCELLED, owner=None, ended=head.updated)
+            await self._target.save(Save(id=id, head=end))
         if not (await self._target.delete([id]))[0]:
             raise StoreError(f"half of execution {id!r} is in the target and cannot be removed")
 

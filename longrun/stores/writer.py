@@ -59,10 +59,6 @@ class Writer:
             self._thread.join()
             self._thread = None
 
-    @property
-    def depth(self) -> int:
-        return len(self._queue)
-
     def room(self, loop: Loop) -> Waiter | None:
         """None if a write may be added now; otherwise what to wait for before asking again."""
         if len(self._queue) < QUEUE_LIMIT:

@@ -76,7 +76,7 @@ class MessageContract(ConformanceBase):
         backend.commit([change("a", attrs.evolve(first, fence=9), take=(1,))])
         assert self.ids(backend) == [1]
 
-    def test_no_such_execution(self, backend: StoreBackend) -> None:
+    def test_a_message_to_nobody(self, backend: StoreBackend) -> None:
         error = refused(backend, send("a"), ExecutionNotFoundError)
         assert error.execution_id == "a"
         created(backend, create("a"))

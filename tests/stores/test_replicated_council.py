@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from longrun.clock import SYSTEM_CLOCK
 from longrun.errors import CorruptDataError, NewerFormatError, StoreSettingsError, StoreUnavailableError
-from longrun.stored import Loaded
+from longrun.stored import Boundary, Loaded
 from longrun.stores._replicated import copying
 from longrun.stores._replicated import term as terms
 from longrun.stores._replicated.copying import Copier
@@ -294,11 +294,18 @@ class Damaged(MemoryBackend):
     unreadable: frozenset[str] = frozenset()
     keeps = False
     """Whether nothing can be removed from it."""
+    lost_state: int | None = None
+    """The number of a checkpoint whose state cannot be read."""
 
     def load(self, id: str) -> Loaded | None:
         if id in self.unreadable:
             raise CorruptDataError("the head", "its checksum is wrong")
         return super().load(id)
+
+    def checkpoint(self, id: str, seq: int) -> tuple[Boundary, Mapping[str, bytes]] | None:
+        if seq == self.lost_state:
+            raise CorruptDataError("the state", "its checksum is wrong")
+        return super().checkpoint(id, seq)
 
     def delete(self, ids: Sequence[str]) -> list[bool]:
         if self.keeps:
@@ -337,6 +344,21 @@ def test_a_copy_that_cannot_be_read_is_replaced() -> None:
     target.unreadable = frozenset({"a"})
     made.agree(["a"])
     assert target.load("a") == source.load("a")
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_checkpoint_that_cannot_be_read_is_not_kept_by_the_copy(lost: int) -> None:
+    """Nor does it get another one's state: the newest, say, which stands in for what was cut off (I5)."""
+    source, target, made = copier()
+    source.lost_state = lost
+    made.agree(["a"])
+    assert target.checkpoint("a", lost) is None
+    found, original = target.load("a"), source.load("a")
+    assert found is not None
+    assert original is not None
+    assert {seq for seq, _ in found.kept} == {1, 2, 3} - {lost}
+    assert found.boundary == original.boundary
+    assert [row.seq for row in target.boundaries("a")] == [1, 2, 3]
 
 
 def test_sides_that_cannot_be_made_equal_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

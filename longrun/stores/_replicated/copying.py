@@ -71,9 +71,10 @@ class Copier:
             self._log.warning("replica.unreadable", execution=id, side=self._source.name)
             return True  # the older copy is better than none, and a copy of nothing is none
         try:
-            return bool(here == _seen(self._target, id))
+            there = _seen(self._target, id)
         except CorruptDataError:
             return False
+        return bool(here == there) or (here is not None and _without_damaged(self._source, here) == there)
 
     # clearing the place
 
@@ -123,6 +124,13 @@ def _seen(side: Side, id: str) -> Any:
     return attrs.evolve(loaded, damage=()), rows, side.read("sent", id)[0]
 
 
+def _without_damaged(side: Side, seen: Any) -> Any:
+    """What a copy can be like at best: a checkpoint that cannot be read here is not kept there."""
+    loaded, rows, last = seen
+    kept = tuple([one for one in loaded.kept if _state(side, loaded.definition.id, one[0]) is not None])
+    return attrs.evolve(loaded, kept=kept), rows, last
+
+
 def _rows(side: Side, id: str) -> list[Boundary]:
     rows: list[Boundary] = []
     while page := side.read("boundaries", id, after=rows[-1].seq if rows else 0, limit=PAGE):
@@ -168,7 +176,7 @@ def _writes(
     begin = attrs.evolve(
         head, revision=head.revision - 1, state=ExecutionState.PAUSED, hold=True, owner=None, seq=first.seq, ended=None
     )
-    oldest = loaded.kept[0][0] if loaded.kept else loaded.boundary.seq
+    oldest = min([row.seq for row in rows if row.data is not None], default=loaded.boundary.seq)
     placeholder = first if first.data is not None else attrs.evolve(first, data=loaded.boundary.data)
     new: Write = Create(definition=loaded.definition, head=begin, boundary=placeholder, blobs=blobs)
     taken = tuple(number for number in range(1, last + 1) if number not in waiting)
