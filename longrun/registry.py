@@ -372,10 +372,14 @@ def takes_two(function: StepFunction) -> bool | None:
     if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
         return None
     if len(needed) == 2:
-        return True
+        return None if _is_context(needed[1]) and not _is_context(needed[0]) else True
     if len(needed) == 1 or (not needed and (positional or variable)):
         return False
     return None
+
+
+def _is_context(parameter: inspect.Parameter) -> bool:
+    return parameter.name in ("ctx", "context") or "StepContext" in str(parameter.annotation)
 
 
 def _takes_context(name: str, function: StepFunction) -> bool:

@@ -139,7 +139,15 @@ async def async_generator(state: Any) -> Any:
     yield state
 
 
-@pytest.mark.parametrize("function", [two_states, no_state, keyword_state, generator, async_generator])
+def swapped(state: Any, ctx: Any) -> Any: ...
+
+
+def swapped_by_type(state: Any, here: StepContext) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    "function", [two_states, no_state, keyword_state, generator, async_generator, swapped, swapped_by_type]
+)
 def test_a_step_with_the_wrong_signature_is_refused(function):
     with pytest.raises(StepSignatureError, match=function.__name__):
         StepRegistry().step(function)
