@@ -435,7 +435,7 @@ class Crew(Starting):
         number = runner.tell(order)
         with anyio.move_on_after(AT_ONCE if timeout is None else min(timeout, AT_ONCE)):
             return await runner.obeyed(number)
-        return False if runner.inbox.withdraw(number) else await runner.obeyed(number)
+        return False  # it is stored then, and obeyed together with what was told
 
     async def obeyed_here(self, id: str, message: Message) -> bool:
         runner = self.runners.get(id)

@@ -38,8 +38,6 @@ class Inbox(dict[int, Message]):
     """What has been obeyed or consumed, durably."""
     waved: frozenset[int] = frozenset()
     """What comes to nothing and is on its way to be taken."""
-    obeying: tuple[int, ...] = ()
-    """What is being obeyed: too late to withdraw it."""
     _changed: Bell = RUNG
 
     def add(self, messages: Iterable[Message]) -> None:
@@ -52,10 +50,6 @@ class Inbox(dict[int, Message]):
             self.pop(number, None)
         self.taken |= frozenset(numbers)
         self.stir()
-
-    def withdraw(self, number: int) -> bool:
-        """Take back what came by word; False if it is too late."""
-        return number not in self.obeying and self.pop(number, None) is not None
 
     def signal(self, name: str | None) -> Message | None:
         """The oldest signal of that name."""

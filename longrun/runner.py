@@ -318,10 +318,8 @@ class Runner:
         orders = orders_in(self.inbox)
         if not orders:
             return True
-        inbox = self.inbox
-        inbox.obeying = tuple([message.id for message in orders])
         goes_on = await self._obedience.obey(orders)
-        inbox.have_taken(inbox.obeying)
+        self.inbox.have_taken(tuple([message.id for message in orders]))
         return goes_on
 
     async def nudged(self) -> None:
