@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import signal as signals
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import anyio
@@ -29,6 +30,11 @@ from longrun.stores.store import CheckpointStore
 from longrun.telemetry import Observer, Watch
 
 State = ExecutionState
+
+
+def end_signals() -> AbstractContextManager[AsyncIterator[signals.Signals]]:
+    """The signals that ask a program to end, while it is open."""
+    return anyio.open_signal_receiver(signals.SIGTERM, signals.SIGINT)
 
 
 class Executor(Office):
@@ -70,15 +76,18 @@ class Executor(Office):
 
     async def serve(self) -> None:
         """Run until SIGTERM or SIGINT, then drain. A second signal ends the patience with steps that still run."""
-        with anyio.open_signal_receiver(signals.SIGTERM, signals.SIGINT) as received:
-            async for number in received:
-                self.log.info("executor.signal", signal=signals.Signals(number).name)
-                break
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._hurry_at, received, name="longrun-second-signal")
-                with anyio.CancelScope(shield=True):
-                    await self.drain()
-                tasks.cancel_scope.cancel()
+        with end_signals() as received:
+            await self._drain_at(received)
+
+    async def _drain_at(self, received: AsyncIterator[signals.Signals]) -> None:
+        async for number in received:
+            self.log.info("executor.signal", signal=signals.Signals(number).name)
+            break
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._hurry_at, received, name="longrun-second-signal")
+            with anyio.CancelScope(shield=True):
+                await self.drain()
+            tasks.cancel_scope.cancel()
 
     async def _hurry_at(self, received: AsyncIterator[signals.Signals]) -> None:
         async for number in received:

@@ -7,6 +7,7 @@ time, never more than it has room for. Many workers share one store; each claim 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 
 import attrs
 
@@ -14,7 +15,7 @@ from longrun.clock import Clock
 from longrun.desk import check_name
 from longrun.errors import ConfigError
 from longrun.events import Listener
-from longrun.executor import Executor
+from longrun.executor import Executor, end_signals
 from longrun.queues import QueueLimit
 from longrun.records import ExecutionState, ExecutorConfig
 from longrun.registry import StepRegistry
@@ -55,8 +56,11 @@ class Worker(Executor):
 
     async def run_forever(self) -> None:
         """Work until SIGTERM or SIGINT, then drain and give the leases back."""
-        async with self:
-            await self.serve()
+        with ExitStack() as listening:  # from before the first claim: what was claimed is given back
+            received = listening.enter_context(end_signals())
+            async with self:
+                with listening.pop_all():
+                    await self._drain_at(received)
 
 
 def _checked(limits: Mapping[str, QueueLimit]) -> dict[str, QueueLimit]:

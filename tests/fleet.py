@@ -7,6 +7,7 @@ acknowledged. A worker process ends on SIGTERM, as `longrun worker` does.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -55,6 +56,7 @@ registry.workflow("endless", [round_and_round])
 
 
 def main(settings: dict[str, Any]) -> int:
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))  # until the worker listens itself
     outside = Outside(settings["ledger"], settings["process"])
     work.tell_to(outside)
     outside.note("up", pid=os.getpid())
