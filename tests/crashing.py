@@ -37,19 +37,11 @@ class CrashableExecutor(Executor):
             await super().__aexit__(kind, error, trace)
 
 
-class CrashableWorker(Worker):
+class CrashableWorker(CrashableExecutor, Worker):
     """The same for a worker."""
 
-    crashed = False
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self.crashed:
-            await super().__aexit__(kind, error, trace)
-
-
-async def crash(executor: CrashableExecutor | CrashableWorker) -> None:
+async def crash(executor: CrashableExecutor) -> None:
     """End an executor as SIGKILL would. To be called in the task that entered it."""
     executor.crashed = executor.closed = True
     executor._unwatch()
