@@ -133,8 +133,8 @@ def test_options_that_mean_nothing_are_2(file_url: str) -> None:
     prepare(file_url, finished("site", {}, "a"))
     for words, said in (
         (["gc", "--older-than", "soon"], "give a duration: 90s"),
-        (["list", "--meta", "customer"], "give KEY="),
-        (["list", "--meta", "=ACME"], "give KEY="),
+        (["list", "--meta", "customer"], "an equals sign"),
+        (["list", "--meta", "=ACME"], "an equals sign"),
         (["fork", "a", "--checkpoint", "1", "--from", "report"], "not both"),
         (["list", "--loop", "x"], "No such option"),
     ):
