@@ -435,6 +435,8 @@ class Crew(Starting):
         number = runner.tell(order)
         with anyio.move_on_after(AT_ONCE if timeout is None else min(timeout, AT_ONCE)):
             return await runner.obeyed(number)
+        if number in runner.inbox.obeying:
+            return await runner.obeyed(number)
         return False  # it is stored then, and obeyed together with what was told
 
     async def obeyed_here(self, id: str, message: Message) -> bool:

@@ -38,6 +38,8 @@ class Inbox(dict[int, Message]):
     """What has been obeyed or consumed, durably."""
     waved: frozenset[int] = frozenset()
     """What comes to nothing and is on its way to be taken."""
+    obeying: tuple[int, ...] = ()
+    """What is being obeyed, or was last: its write is on its way."""
     _changed: Bell = RUNG
 
     def add(self, messages: Iterable[Message]) -> None:

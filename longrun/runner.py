@@ -318,8 +318,9 @@ class Runner:
         orders = orders_in(self.inbox)
         if not orders:
             return True
+        self.inbox.obeying = tuple([message.id for message in orders])
         goes_on = await self._obedience.obey(orders)
-        self.inbox.have_taken(tuple([message.id for message in orders]))
+        self.inbox.have_taken(self.inbox.obeying)
         return goes_on
 
     async def nudged(self) -> None:

@@ -55,8 +55,7 @@ def round_trip(value: Any, annotation: Any = Any) -> Any:
     return codec.decode(codec.encode(value, annotation), annotation)
 
 
-def nested(levels: int, wrap: Any) -> Any:
-    value: Any = None
+def nested(levels: int, wrap: Any, value: Any = None) -> Any:
     for _ in range(levels):
         value = wrap(value)
     return value

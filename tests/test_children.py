@@ -54,6 +54,29 @@ async def test_a_child_has_the_id_of_its_parent_visit_and_key(store):
     assert loaded.definition.parent_id == "x"
 
 
+async def test_a_step_that_has_to_stop_starts_no_child(store):
+    begun, go = anyio.Event(), anyio.Event()
+
+    async def step(ctx: StepContext, state):
+        begun.set()
+        await go.wait()
+        child = await ctx.start_child("child", 21, key="a")
+        return await child.result()
+
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry_of(step), store=store) as executor:
+            parent = await executor.start("work", id="x")
+            await begun.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(parent.pause)
+                while not executor.runners["x"].inbox:
+                    await store.ping()
+                go.set()
+            assert sum((await store.count()).values()) == 1
+            await parent.resume()
+            assert await parent.result() == 42
+
+
 async def test_a_second_call_returns_the_same_child():
     async def step(ctx: StepContext, state):
         first = await ctx.start_child("child", 1, key="a")

@@ -201,6 +201,51 @@ def test_the_deepest_value_that_is_stored_can_be_read(wrap: Any, cost: int, eith
             codec.encode(nested(deepest + more, wrap))
 
 
+@pytest.mark.parametrize(
+    ("value", "levels"),
+    [
+        *(([0], 1), ({"k": 0}, 1), ((0,), 2), ({0}, 2), (frozenset({0}), 2), ({1: 0}, 3)),
+        *(([[0]], 2), ({"k": [0]}, 2), (([0],), 3), (frozenset({(0,)}), 4), ({1: [0]}, 4), ({(0,): 1}, 5)),
+    ],
+)
+def test_a_container_takes_as_many_levels_as_its_tree_has(value: Any, levels: int):
+    """The same number on the way in and on the way out: what was stored can be read."""
+    tree = plain.to_plain(value, levels)
+    assert plain.from_plain(tree, levels) == value
+    with pytest.raises(plain.Refused, match="nested deeper"):
+        plain.to_plain(value, levels - 1)
+    with pytest.raises(plain.Damaged, match="nested deeper"):
+        plain.from_plain(tree, levels - 1)
+
+
+def test_whole_numbers_of_64_bit_are_plain_json(either_json: str):
+    assert codec.encode([2**63 - 1, -(2**63)]) == b"[9223372036854775807,-9223372036854775808]"
+
+
+@pytest.mark.parametrize(("depth", "shortened"), [(24, False), (25, True)])
+def test_a_long_path_is_shortened(depth: int, shortened: bool):
+    with pytest.raises(NotStorableError) as caught:
+        codec.encode(nested(depth, lambda x: [x], object()))
+    whole = "state" + "[0]" * depth
+    assert caught.value.path == ("state" + "[0]" * 12 + " ... " + "[0]" * 4 if shortened else whole)
+
+
+@pytest.mark.parametrize(("key", "shown"), [(-(2**63), "[-9223372036854775808]"), (2**63, "[<int key>]")])
+def test_a_number_that_is_a_key_is_shown_unless_it_is_huge(key: int, shown: str):
+    with pytest.raises(NotStorableError) as caught:
+        codec.encode({key: object()})
+    assert caught.value.path == f"state{shown}"
+
+
+def test_an_error_of_a_value_itself_comes_out_as_it_is():
+    class Broken(Zone):
+        def utcoffset(self, moment: datetime | None) -> timedelta:
+            raise RuntimeError("the zone is broken")
+
+    with pytest.raises(RuntimeError, match="the zone is broken"):
+        codec.encode(datetime(2024, 1, 1, tzinfo=Broken()))
+
+
 def test_a_value_over_the_limit_is_refused():
     with pytest.raises(TooLargeError) as caught:
         codec.encode({"text": SECRET}, limit=10)

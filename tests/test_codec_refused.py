@@ -118,6 +118,14 @@ def test_a_class_that_contains_itself_is_refused_when_it_is_a_ring_or_too_deep()
         codec.encode(Node(0, next=chain), Node)
 
 
+def test_a_tree_that_is_deeper_than_any_that_was_stored_is_damage():
+    tree: dict[str, Any] = {"value": 0}
+    for _ in range(100_000):
+        tree = {"value": 0, "next": tree}
+    with pytest.raises(CorruptDataError, match="nested too deeply"):
+        codec.structure(tree, Node)
+
+
 class Refusing:
     pass
 

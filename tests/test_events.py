@@ -265,6 +265,34 @@ async def test_progress_and_heartbeats_are_told():
         await run.result()
 
 
+async def test_what_was_only_submitted_is_told_as_started_and_what_was_paused_as_resumed(store):
+    registry = StepRegistry()
+    begun, go = anyio.Event(), anyio.Event()
+
+    @registry.step
+    async def work(state: Any) -> Any:
+        begun.set()
+        await go.wait()
+        return state
+
+    registry.workflow("work", [work])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work", id="paused")
+        await begun.wait()
+        await run.pause(interrupt=True)
+    go.set()
+    seen: list[Any] = []
+    async with Executor(registry, store=store, on_event=seen.append) as executor:
+        await (await executor.handle("paused")).result()
+        await executor.submit("work", id="submitted")
+        await (await executor.start("work", id="submitted")).result()
+    begins = {EventType.EXECUTION_STARTED, EventType.RESUMED}
+    assert [(event.execution_id, event.type) for event in seen if event.type in begins] == [
+        ("paused", EventType.RESUMED),
+        ("submitted", EventType.EXECUTION_STARTED),
+    ]
+
+
 async def test_waiting_and_failing_are_told_with_what_belongs_to_them():
     clock = ManualClock(autojump=True)
     registry = StepRegistry()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import attrs
 import pytest
+from structlog.testing import capture_logs
 
 from longrun import (
     EventType,
@@ -19,8 +21,12 @@ from longrun import (
     StepContext,
     StepRegistry,
 )
-from longrun.stored import Save
-from longrun.testing import ManualClock
+from longrun.lease import LeaseKeeper, gone
+from longrun.life import LifeLock
+from longrun.stored import Claim, Owner, Save
+from longrun.sweep import UNFINISHED
+from longrun.testing import FaultyStore, ManualClock
+from tests.crashing import PATIENCE
 
 
 class Program:
@@ -162,6 +168,40 @@ async def test_an_owner_that_the_store_forgot_registers_again_and_keeps_what_is_
     assert program.log == ["begin", "after"]
 
 
+async def test_a_check_of_ownership_that_failed_is_made_again_at_the_next_beat():
+    clock = ManualClock()
+    store = FaultyStore(MemoryCheckpointStore(clock=clock))
+    program = Program()
+    async with Executor(program.registry, store=store, clock=clock) as executor:
+        beat = executor.config.heartbeat_interval
+        await executor.start("work", 0, id="a")
+        await program.begun.wait()
+        dead = frozenset([executor.owner])
+        await store.claim(Claim(owner="another", now=clock.now(), states=UNFINISHED, ids=("a",), dead=dead))
+        store.fail("load")
+        with anyio.fail_after(PATIENCE), capture_logs() as lines:
+            clock.advance(executor.config.lease_ttl + 1)
+            while "lease.check_failed" not in [line["event"] for line in lines]:
+                await store.ping()
+            assert program.log == ["begin"]
+            clock.advance(beat)
+            while program.log == ["begin"]:
+                await store.ping()
+    assert program.log == ["begin", "cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("usable", "remaining", "dead"),
+    [(True, 0.0, False), (True, 0.5, False), (True, -0.1, True), (False, 0.0, False), (False, -0.1, True)],
+)
+def test_without_a_proof_of_death_the_lease_decides(usable, remaining, dead):
+    """A record that says nothing usable about a process proves nothing."""
+    lock = LifeLock.acquire()
+    owner = Owner(id="one", life=lock.life.to_dict() if usable else {"host": 1}, remaining=remaining)
+    assert gone([owner]) == ({"one"} if dead else set())
+    lock.release()
+
+
 async def test_leaving_gives_the_lease_back():
     store = MemoryCheckpointStore()
     async with Executor(StepRegistry(), store=store) as executor:
@@ -184,3 +224,114 @@ async def test_a_paused_execution_whose_owner_lost_it_is_no_longer_its_own():
             await s.store.ping()
         s.second.go.set()
         assert await (await two.handle("a")).result() == 2
+
+
+# --- the keeper by itself -------------------------------------------------------------------------------------------
+
+
+class Kept:
+    """A lease without an executor, and how often it was called lost."""
+
+    def __init__(self, *, interval: float = 5.0, ttl: float = 15.0) -> None:
+        self.clock = ManualClock()
+        self.store = FaultyStore(MemoryCheckpointStore(clock=self.clock))
+        self.interval, self.ttl = interval, ttl
+        self.lost = 0
+
+    async def __aenter__(self) -> Kept:
+        await self.store.open()
+        self.lock = LifeLock.acquire()
+        self.keeper = LeaseKeeper(
+            self.store, self.lock, interval=self.interval, ttl=self.ttl, lost=self.be_lost, clock=self.clock
+        )
+        await self.keeper.start()
+        (self.thread,) = [thread for thread in threading.enumerate() if thread.name == "longrun-lease"]
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.keeper.stop()
+        self.lock.release()
+        await self.store.aclose()
+
+    def be_lost(self) -> None:
+        self.lost += 1
+
+    async def beat(self, seconds: float | None = None) -> None:
+        """Let a beat pass and its renewal be answered."""
+        before = self.store.calls["renew"]
+        await self.pass_by(seconds)
+        with anyio.fail_after(PATIENCE):
+            while self.store.calls["renew"] == before:
+                await self.store.ping()
+        await self.store.unregister("nobody")  # by the writer's thread too, and answered behind the renewal
+
+    async def pass_by(self, seconds: float | None = None) -> None:
+        with anyio.fail_after(PATIENCE):
+            while not self.clock.waiting:
+                await self.store.ping()
+        self.clock.advance(self.interval if seconds is None else seconds)
+
+
+async def test_a_lease_that_is_renewed_in_time_is_never_doubted():
+    async with Kept() as kept:
+        for _ in range(7):
+            await kept.beat()
+            assert [owner.remaining for owner in await kept.store.owners()] == [kept.ttl]
+    assert kept.lost == 0
+
+
+async def test_a_lease_lasts_to_its_last_moment():
+    async with Kept(interval=15, ttl=15) as kept:
+        await kept.beat()
+        assert kept.lost == 0
+        await kept.beat(16)
+        assert kept.lost == 1
+
+
+async def test_a_renewal_that_failed_has_renewed_nothing():
+    async with Kept() as kept:
+        kept.store.fail("renew", times=3)
+        for _ in range(3):
+            await kept.beat()
+        assert kept.lost == 0, "a store that is away says nothing"
+        await kept.beat()
+    assert kept.store.fired["renew"] == 3
+    assert kept.lost == 1
+
+
+async def test_the_lock_is_touched_now_and_then(monkeypatch):
+    """So that nobody who clears away old files takes it for one."""
+    touched: list[LifeLock] = []
+
+    def touch(lock: LifeLock) -> None:
+        touched.append(lock)
+
+    monkeypatch.setattr(LifeLock, "touch", touch)
+    async with Kept(interval=200, ttl=600) as kept:
+        for touches in (0, 0, 1, 1, 1, 2, 2):
+            await kept.beat()
+            assert len(touched) == touches
+
+
+async def test_a_keeper_ends_quietly_with_its_store():
+    async with Kept() as kept:
+        await kept.store.aclose()
+        await kept.pass_by()
+        kept.thread.join(PATIENCE)
+        assert not kept.thread.is_alive()
+
+
+async def test_a_keeper_that_was_stopped_has_ended_and_does_not_call_any_more(monkeypatch):
+    async with Kept() as kept:
+        answers: list[Any] = []
+        monkeypatch.setattr(kept.store, "renew", lambda owner, ttl, done: answers.append(done))
+        await kept.pass_by()
+        with anyio.fail_after(PATIENCE):
+            while not answers:
+                await kept.store.ping()
+        assert kept.thread.daemon
+        kept.keeper.stop()
+        assert not kept.thread.is_alive()
+        answers[0](False)
+        await kept.store.ping()
+    assert kept.lost == 0

@@ -20,8 +20,9 @@ from longrun import (
     StepRegistry,
     WaitFor,
 )
+from longrun.stored import Message
 from longrun.testing import FaultyStore, ManualClock
-from tests.crashing import CrashableExecutor, crash
+from tests.crashing import PATIENCE, CrashableExecutor, crash
 
 
 class Gate:
@@ -130,6 +131,33 @@ async def test_what_runs_here_is_stopped_with_one_write_and_no_stored_request(re
         before = store.calls["commit"], store.calls["messages"]
         await (run.pause(interrupt=True) if order == "pause" else run.cancel())
         assert (store.calls["commit"], store.calls["messages"]) == (before[0] + 1, before[1])
+
+
+async def test_resuming_what_runs_here_costs_nothing(registry, gate):
+    store = FaultyStore(MemoryCheckpointStore())
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work", ["x"])
+        await gate.begun.wait()
+        before = store.calls["commit"], store.calls["messages"]
+        await run.resume()
+        assert (store.calls["commit"], store.calls["messages"]) == before
+        gate.go.set()
+        assert await run.result() == ["x", "after"]
+
+
+async def test_a_stored_resume_of_what_runs_is_taken_once_however_often_it_is_delivered(registry, store, gate):
+    """Every sweep finds it until the write that takes it is durable."""
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work", ["x"])
+        await gate.begun.wait()
+        runner = executor.runners[run.id]
+        before, resume = runner.head.revision, Message(id=7, kind="resume", sent=0.0)
+        runner.deliver([resume])
+        runner.deliver([resume])
+        assert await runner.obeyed(7)
+        assert runner.head.revision == before + 1
+        gate.go.set()
+        assert await run.result() == ["x", "after"]
 
 
 async def test_a_pause_that_the_step_does_not_come_to_soon_is_stored_and_survives_a_crash(registry, store, gate):
@@ -350,6 +378,37 @@ async def test_a_paused_wait_keeps_its_deadline_and_its_signals():
         assert await late.result() == [None, True]
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["alone", "with a signal for later"])
+async def test_the_next_start_lets_a_paused_wait_wait_on(early):
+    """While a signal that it does not want yet is there, it stays with its owner: it would be woken again at once."""
+    clock = ManualClock()
+    store = MemoryCheckpointStore(clock=clock)
+    registry = StepRegistry()
+
+    async def ask(state: Any) -> WaitFor:
+        return WaitFor("answer", state, timeout=100)
+
+    async def use(ctx: StepContext, state: Any) -> Any:
+        return ctx.signal
+
+    registry.workflow("ask", [ask, use])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store, clock=clock) as executor:
+            run = await executor.start("ask", id="a")
+            due = (await run.wait("waiting")).due
+            await run.pause()
+            if early:
+                await run.signal("later", 1)
+        async with Executor(registry, store=store, clock=clock) as executor:
+            run = await executor.handle("a")
+            info = await run.wait("waiting")
+            assert (info.due, info.waiting_for) == (due, "answer")
+            await executor.wait_idle()
+            assert (await store.load("a")).head.owner == (executor.owner if early else None)
+            await run.signal("answer", 5)
+            assert await run.result() == 5
+
+
 async def test_a_paused_sleep_goes_back_to_sleep():
     clock = ManualClock()
     registry = StepRegistry()
@@ -366,6 +425,18 @@ async def test_a_paused_sleep_goes_back_to_sleep():
         assert (await run.info()).state == "waiting"
         clock.advance(100)
         assert await run.result() == "x"
+
+
+async def test_looking_at_what_is_paused_leaves_it_with_its_owner(registry, store, gate):
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work", [], id="a")
+        await gate.begun.wait()
+        await run.pause(interrupt=True)
+        assert await executor.take_over(await store.load("a"))
+        await executor.wait_idle()
+        assert "a" in executor.resting
+        head = (await store.load("a")).head
+        assert (head.state, head.owner) == ("paused", executor.owner)
 
 
 async def test_a_timeout_ends_the_waiting_and_not_the_request(registry, store, gate):

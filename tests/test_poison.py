@@ -14,7 +14,8 @@ import anyio.lowlevel
 import pytest
 
 from longrun import ExecutionBlockedError, Executor, ExecutorConfig, MemoryCheckpointStore, StepContext, StepRegistry
-from tests.crashing import CrashableExecutor, crash
+from longrun.testing import ManualClock
+from tests.crashing import PATIENCE, CrashableExecutor, crash
 
 ROOT = Path(__file__).parent.parent
 
@@ -83,6 +84,21 @@ async def test_after_max_crashes_it_is_blocked_and_resume_frees_it():
         program.cured = True
         await run.resume()
         assert await run.result() == "harmless"
+
+
+async def test_a_sweep_that_finds_it_blocks_it_too():
+    store, program, clock = MemoryCheckpointStore(), Deadly(), ManualClock()
+    config = ExecutorConfig(max_crashes=1)
+    with anyio.fail_after(PATIENCE):
+        async with Executor(program.registry, store=store, config=config, clock=clock) as living:
+            await die_of_it(program, store, config, "poison")
+            program.calls.clear()
+            clock.advance(config.heartbeat_interval)
+            await living.sweeper.once()
+            with pytest.raises(ExecutionBlockedError, match="died 1 times without progress"):
+                await (await living.handle("poison")).result()
+            await living.wait_idle()
+    assert program.calls == []
 
 
 async def test_progress_clears_the_count():

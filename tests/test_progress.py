@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import anyio
+import attrs
 import pytest
 import structlog
 from structlog.testing import capture_logs
@@ -20,6 +21,9 @@ from longrun import (
     StepRegistry,
 )
 from tests.crashing import AT_ONCE, NEVER, PATIENCE, registry_of, run, stored
+
+STILL = ExecutorConfig(checkpoint_interval=3600, heartbeat_interval=3600, lease_ttl=10_800)
+"""Nothing beats by itself."""
 
 
 @pytest.fixture
@@ -170,6 +174,48 @@ async def test_progress_is_stored_with_the_beat_though_the_step_saves_nothing(st
             while (await store.load("x")).head.progress != 0.25:
                 await anyio.lowlevel.checkpoint()
             assert (await store.load("x")).head.note == "reading"
+            await stage.go_on()
+            await handle.result()
+
+
+async def test_only_a_beat_tells_that_a_step_lives_and_stores_how_far_it_is(store, stage):
+    """In between, what was captured is handed over when it is due, and that is all."""
+
+    async def step(ctx: StepContext, state):
+        ctx.progress(1, 4)
+        await stage.stop("here")
+
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry_of(step), store=store, config=STILL) as executor:
+            events = executor.events()
+            handle = await executor.start("work", id="x")
+            await stage.arrives("here")
+            runner = executor.runners["x"]
+            revision = runner.head.revision
+            runner.tick(beats=False)
+            assert runner.head.revision == revision
+            runner.tick(beats=True)
+            assert runner.head.revision == revision + 1
+            await stage.go_on()
+            await handle.result()
+        seen = [event.type async for event in events]
+    assert seen.count(EventType.HEARTBEAT) == 1
+
+
+async def test_what_is_durable_at_the_exit_alone_stores_no_progress_with_the_beat(store, stage):
+    async def step(ctx: StepContext, state):
+        ctx.progress(1, 4)
+        await stage.stop("here")
+
+    with anyio.fail_after(PATIENCE):
+        config = attrs.evolve(STILL, durability="exit")
+        async with Executor(registry_of(step), store=store, config=config) as executor:
+            handle = await executor.start("work", id="x")
+            await stage.arrives("here")
+            runner = executor.runners["x"]
+            revision = runner.head.revision
+            runner.tick(beats=True)
+            assert runner.head.revision == revision
             await stage.go_on()
             await handle.result()
 

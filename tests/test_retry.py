@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import anyio
@@ -20,7 +21,7 @@ from longrun import (
     StepTimeoutError,
 )
 from longrun.testing import ManualClock
-from tests.crashing import CrashableExecutor, crash
+from tests.crashing import PATIENCE, CrashableExecutor, crash
 
 CALM = ExecutorConfig(heartbeat_interval=600, lease_ttl=1800, checkpoint_interval=600)
 STEADY = RetryPolicy(max_attempts=4, initial=10.0, factor=3.0, maximum=50.0, jitter=False)
@@ -209,6 +210,25 @@ async def test_a_drain_during_the_back_off_keeps_the_count_and_the_time(registry
     assert attempts == [1, 2]
 
 
+async def test_a_drain_does_not_wait_for_the_end_of_a_back_off(registry, store):
+    @registry.step(retry=STEADY)
+    async def work(state: Any) -> Any:
+        raise ValueError
+
+    registry.workflow("work", [work])
+    config = ExecutorConfig(heartbeat_interval=600, lease_ttl=1800, checkpoint_interval=600, drain_timeout=3600)
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store, clock=ManualClock(), config=config) as executor:
+            events = executor.events()
+            await executor.start("work", id="a")
+            async for event in events:
+                if event.type is EventType.STEP_RETRYING:
+                    break
+            while executor.runners["a"].seat.taken:  # it gives up its place when it begins to wait
+                await store.ping()
+    assert (await store.load("a")).head.owner is None
+
+
 async def test_running_over_the_time_out_is_an_ordinary_failure(registry, store):
     attempts = []
 
@@ -225,6 +245,23 @@ async def test_running_over_the_time_out_is_an_ordinary_failure(registry, store)
             await (await executor.start("work")).result()
     assert attempts == [1, 2]
     assert str(caught.value.error).startswith(StepTimeoutError.__name__)
+
+
+async def test_a_step_that_swallows_the_time_out_is_called_once_for_each_attempt(registry, store):
+    calls = []
+
+    @registry.step(timeout=0.01, retry=RetryPolicy(max_attempts=1))
+    async def stubborn(state: Any) -> str:
+        calls.append(1)
+        with contextlib.suppress(BaseException):
+            await anyio.sleep_forever()
+        return "too late"
+
+    registry.workflow("work", [stubborn])
+    async with Executor(registry, store=store) as executor:
+        with pytest.raises(ExecutionFailedError, match=r"0\.01"):
+            await (await executor.start("work")).result()
+    assert calls == [1]
 
 
 async def test_every_attempt_receives_a_state_decoded_anew(registry, store):

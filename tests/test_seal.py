@@ -65,6 +65,24 @@ def test_small_text_without_a_key_is_stored_as_it_is():
     assert Seal(compress_over=len(data)).wrap(data, PLACE) == data
 
 
+@pytest.mark.parametrize("data", [b"", b'{"n":7}', b"\x00", b"\x08x", b"\t1", b"x" * 16, b"x" * 17, b"y" * 40])
+def test_what_is_left_alone_can_be_told_without_wrapping_it(data: bytes):
+    for seal in (Seal(compress_over=16), Seal(compress_over=None), Seal(key=Keys())):
+        assert seal.encrypts is ("encrypted=True" in repr(seal))
+        if seal.leaves_alone(data):
+            assert seal.wrap(data, PLACE) is data
+    assert Seal(compress_over=16).leaves_alone(data) is (data[:1] not in (b"\x00", b"\x08") and len(data) <= 16)
+    assert not Seal(key=Keys()).leaves_alone(data)
+
+
+def test_an_encrypted_frame_that_ends_in_its_nonce_is_cut_off():
+    blob = Seal(key=Keys()).wrap(b"secret", PLACE)
+    head = struct.calcsize(">BBIQ") + 1 + len("new")
+    for end in (head, head + 5, head + 11):
+        with pytest.raises(CorruptDataError, match="cut off"):
+            Seal(key=Keys()).unwrap(blob[:end], PLACE)
+
+
 def test_large_text_is_compressed_and_kept_only_when_it_is_smaller():
     blob = Seal().wrap(LARGE, PLACE)
     assert blob[0] == VERSION

@@ -19,7 +19,8 @@ from longrun import (
     StepRegistry,
     StoreUnavailableError,
 )
-from tests.crashing import CrashableExecutor, crash
+from longrun.testing import ManualClock
+from tests.crashing import PATIENCE, CrashableExecutor, crash
 
 
 @pytest.fixture
@@ -206,6 +207,21 @@ async def test_start_runs_here_what_was_only_submitted(registry, store):
     async with Executor(registry, store=store) as executor:
         await executor.submit("double", 2, id="a")
         assert await (await executor.start("double", 9, id="a")).result() == 4
+
+
+async def test_what_was_submitted_for_later_begins_at_its_time_and_not_before(registry):
+    clock = ManualClock()
+    store = MemoryCheckpointStore(clock=clock)
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store, clock=clock) as executor:
+            run = await executor.submit("double", 2, id="a", delay=10)
+            await executor.start("double", 2, id="a")
+            await executor.wait_idle()
+            head = (await store.load("a")).head
+            assert (head.state, head.owner) == ("initialized", None)
+            clock.advance(10)
+            await executor.start("double", 2, id="a")
+            assert await run.result() == 4
 
 
 async def test_the_callers_object_is_never_touched(store):

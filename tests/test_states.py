@@ -13,11 +13,13 @@ from uuid import UUID
 import anyio
 import pytest
 from attrs import define, frozen
+from structlog.testing import capture_logs
 
 from longrun import (
     ExecutionBlockedError,
     ExecutionFailedError,
     Executor,
+    ExecutorConfig,
     Finish,
     Goto,
     MemoryCheckpointStore,
@@ -30,7 +32,7 @@ from longrun import (
 )
 from longrun.testing import ManualClock
 from longrun.worker import Worker
-from tests.crashing import CrashableExecutor, crash
+from tests.crashing import PATIENCE, CrashableExecutor, crash
 
 
 class Colour(enum.Enum):
@@ -302,6 +304,25 @@ async def test_what_local_cannot_store_fails_the_attempt_and_nobody_else(store):
         assert await (await executor.start("good")).result() == "fine"
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["found when it returns", "found by the beat"])
+async def test_it_does_so_whenever_that_is_found(store, waits):
+    registry = StepRegistry()
+
+    @registry.step(retry=RetryPolicy(max_attempts=1))
+    async def bad(ctx: StepContext, state: Any) -> Any:
+        ctx.local["client"] = Client()
+        await ctx.checkpoint()
+        if waits:
+            await anyio.sleep_forever()
+
+    registry.workflow("bad", [bad])
+    config = ExecutorConfig(checkpoint_interval=0.02) if waits else ExecutorConfig()
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store, config=config) as executor:
+            with pytest.raises(ExecutionFailedError, match=r"local\['client'\]"):
+                await (await executor.start("bad")).result()
+
+
 async def test_a_result_behind_a_sleep_is_typed_too(store):
     registry = StepRegistry()
 
@@ -354,9 +375,11 @@ async def test_a_blocked_result_says_why(store):
     typed.register("last", typed_last)
     typed.workflow("work", ["last"])
     clock = ManualClock(start=datetime(2100, 1, 1, tzinfo=UTC).timestamp())
-    async with Executor(typed, store=store, clock=clock) as executor:
-        with pytest.raises(ExecutionBlockedError, match="does not fit"):
-            await (await executor.handle("a")).result()
+    with capture_logs() as lines:
+        async with Executor(typed, store=store, clock=clock) as executor:
+            with pytest.raises(ExecutionBlockedError, match="does not fit"):
+                await (await executor.handle("a")).result()
+    assert [line["event"] for line in lines if line.get("execution") == "a"] == ["execution.blocked"]
 
 
 async def test_the_result_before_a_step_that_is_not_known_here_is_kept_and_the_execution_blocks():
@@ -378,9 +401,33 @@ async def test_the_result_before_a_step_that_is_not_known_here_is_kept_and_the_e
     async with Worker(older, store=store) as worker:
         await (await worker.handle("a")).wait("blocked")
         assert "no step named 'pay'" in str((await worker.get("a")).reason)
+    assert [row.kind for row in await store.boundaries("a")].count("block") == 1
     async with Executor(newer, store=store) as executor:
         assert await (await executor.handle("a")).result() == "9.90"
     assert calls == [1]
+
+
+async def test_a_state_that_does_not_fit_the_first_step_blocks_when_it_is_claimed():
+    store, calls = MemoryCheckpointStore(), []
+    newer, older = StepRegistry(), StepRegistry()
+
+    async def pay(state: dict[str, Any]) -> None:
+        raise AssertionError
+
+    async def pay_once(state: Total) -> None:
+        calls.append(1)
+
+    newer.workflow("buy", [pay])
+    older.register("pay", pay_once)
+    older.workflow("buy", ["pay"])
+    async with Executor(newer, store=store) as executor:
+        await executor.submit("buy", {"a": 1}, id="a")
+    with anyio.fail_after(PATIENCE), capture_logs() as lines:
+        async with Worker(older, store=store) as worker:
+            await (await worker.handle("a")).wait("blocked")
+            assert "does not fit" in str((await worker.get("a")).reason)
+    assert [line["event"] for line in lines if line.get("execution") == "a"] == ["execution.blocked"]
+    assert calls == []
 
 
 def test_an_executor_can_be_made_where_no_event_loop_runs():

@@ -197,13 +197,15 @@ async def test_a_drain_with_a_store_that_stays_away_ends_and_the_next_start_resu
         return state + 1
 
     registry.workflow("work", [one, two])
-    async with Executor(registry, store=store, config=ExecutorConfig(drain_timeout=0.1)) as executor:
-        stream = executor.events()
-        await executor.start("work", 0, id="a")
-        async for event in stream:
-            if event.type is EventType.STORE_UNAVAILABLE:
-                break
+    with capture_logs() as lines:
+        async with Executor(registry, store=store, config=ExecutorConfig(drain_timeout=0.1)) as executor:
+            stream = executor.events()
+            await executor.start("work", 0, id="a")
+            async for event in stream:
+                if event.type is EventType.STORE_UNAVAILABLE:
+                    break
     backend.failures = 0
+    assert [line["execution"] for line in lines if line["event"] == "store.does_not_answer"] == ["a"]
     assert (await store.load("a")).head.step == 0
     quiet = StepRegistry()
 

@@ -253,6 +253,30 @@ async def test_a_thread_that_never_calls_its_context_is_waited_for_and_can_still
     go_on.set()
 
 
+async def test_what_is_obeyed_while_a_thread_is_waited_for_does_not_end_the_waiting(store):
+    runs: list[int] = []
+    began, go_on = Flag(), Flag()
+
+    def step(state):
+        runs.append(1)
+        if len(runs) == 1:
+            began.set()
+            go_on.wait_for()
+        return len(runs)
+
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry_of(step, retry=AT_ONCE, timeout=0.2), store=store) as executor:
+            handle = await executor.start("work", id="x")
+            await began.reached()
+            while not (await handle.info()).attempt:
+                await anyio.lowlevel.checkpoint()
+            fence = (await store.load("x")).head.fence
+            await handle.resume()
+            go_on.set()
+            assert await handle.result() == 2
+            assert (await store.load("x")).head.fence == fence, "nobody had to claim it again"
+
+
 async def test_the_next_attempt_waits_for_every_thread_that_a_map_left():
     began = threading.Barrier(3)
     running: list[int] = []

@@ -172,7 +172,7 @@ class DeleteContract(ConformanceBase):
         assert backend.load("a") is None
         assert backend.checkpoint("a", 1) is None
         assert (backend.boundaries("a"), backend.messages("a"), backend.size("a")) == ([], [], 0)
-        assert (backend.find(Query()), backend.count(Query())) == ([], {})
+        assert (backend.find(Query()), backend.count(Query()), backend.sent("a")) == ([], {}, (0, {}))
 
     def test_a_removed_id_starts_over(self, backend: StoreBackend) -> None:
         """Nothing of the old one shows: no entry, no blob, no boundary, no key, no number."""

@@ -291,6 +291,7 @@ class EntryContract(ConformanceBase):
         found = self.finish(backend, state)
         assert (found.entries, found.messages, backend.messages("a")) == ({}, (), [])
         assert (backend.pending("me"), backend.next_due()) == ([], None)
+        assert done(backend, send("a", limit=1)) == [3], "its queue is empty again"
 
     def test_a_failed_execution_keeps_entries_and_messages(self, backend: StoreBackend) -> None:
         """`retry` goes on from there; until then nothing wakes it."""

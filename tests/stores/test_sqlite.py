@@ -210,6 +210,21 @@ def test_a_closed_backend_says_so(backend: SQLiteBackend) -> None:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
+def test_the_keys_of_messages_taken_long_ago_are_forgotten(backend: SQLiteBackend, monkeypatch) -> None:
+    """I16"""
+    monkeypatch.setattr("longrun.stores._sqlite.batch.KEYS_REMEMBERED", 3)
+    new = owned("a")
+    backend.commit([new])
+    before = new.head
+    for number in range(1, 9):
+        save = change("a", before, take=(number,))
+        assert backend.commit([send("a", key=f"key {number}"), save]) == [number, None]
+        before = save.head
+    last, keys = backend.sent("a")
+    assert last == 8
+    assert keys == {f"key {number}": number for number in range(5, 9)}, "three, and the one that was taken since"
+
+
 def test_a_full_disk_is_an_error_and_nothing_is_lost(backend: SQLiteBackend) -> None:
     """I10: SQLite's own SQLITE_FULL; the batch is not there in part, and work goes on when there is room."""
     new = owned("a")

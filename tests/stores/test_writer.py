@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import anyio
 import pytest
 
+from longrun import MemoryCheckpointStore
 from longrun.errors import StoreUnavailableError
 from longrun.stored import Write
 from longrun.stores import writer as module
@@ -16,6 +18,7 @@ from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
 from longrun.stores.writer import Writer
 from longrun.testing.samples import create
+from tests.crashing import PATIENCE
 
 
 class Buggy(MemoryBackend):
@@ -26,6 +29,20 @@ class Buggy(MemoryBackend):
     def commit(self, batch: Sequence[Write]) -> list[Answer]:
         if self.broken:
             raise KeyError("a defect")
+        return super().commit(batch)
+
+
+class Held(MemoryBackend):
+    """Commits nothing before it is told to go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.batches: list[int] = []
+
+    def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        assert self.go.wait(PATIENCE)
+        self.batches.append(len(batch))
         return super().commit(batch)
 
 
@@ -53,11 +70,44 @@ async def test_a_writer_that_is_far_ahead_of_its_store_waits(backend: Buggy, mon
     monkeypatch.setattr(module, "QUEUE_LIMIT", 1)
     monkeypatch.setattr(module, "BATCH_LIMIT", 1)
     async with CheckpointStore(backend) as store:
-        with anyio.fail_after(30):
+        with anyio.fail_after(PATIENCE):
             async with anyio.create_task_group() as tasks:
                 for n in range(100):
                     tasks.start_soon(store.create, create(f"run-{n}"))
         assert sum((await store.count()).values()) == 100
+
+
+async def test_whoever_comes_to_a_full_queue_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUEUE_LIMIT", 2)
+    backend = Held()
+    with anyio.fail_after(PATIENCE):
+        async with CheckpointStore(backend) as store:
+            async with anyio.create_task_group() as tasks:
+                for n in range(8):
+                    tasks.start_soon(store.create, create(f"job-{n}"))
+                await anyio.wait_all_tasks_blocked()
+                assert len(store._writer._queue) <= 2
+                backend.go.set()
+            assert sum((await store.count()).values()) == 8
+    assert sum(backend.batches) == 8
+
+
+async def test_a_batch_is_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_LIMIT", 3)
+    backend = Held()
+    with anyio.fail_after(PATIENCE):
+        async with CheckpointStore(backend) as store, anyio.create_task_group() as tasks:
+            for n in range(8):
+                tasks.start_soon(store.create, create(f"job-{n}"))
+            await anyio.wait_all_tasks_blocked()
+            backend.go.set()
+    assert sum(backend.batches) == 8
+    assert max(backend.batches) == 3
+
+
+async def test_a_store_that_was_never_opened_takes_no_write() -> None:
+    with pytest.raises(StoreUnavailableError, match="not open"):
+        await MemoryCheckpointStore().create(create("a"))
 
 
 def test_a_writer_that_was_never_started_can_be_stopped_and_takes_nothing(backend: Buggy) -> None:
@@ -67,3 +117,11 @@ def test_a_writer_that_was_never_started_can_be_stopped_and_takes_nothing(backen
     with pytest.raises(StoreUnavailableError, match="not open"):
         made.put(create("a"), answers.append, None)
     assert answers == []
+
+
+def test_stopping_twice_is_stopping_once() -> None:
+    writer = Writer(MemoryBackend(), lambda write: write)
+    writer.stop()
+    writer.start()
+    writer.stop()
+    writer.stop()

@@ -1,0 +1,88 @@
+"""What the front of every store does by itself, whatever stands behind it."""
+
+from __future__ import annotations
+
+import os
+from queue import SimpleQueue
+
+import anyio
+
+from longrun import CorruptDataError, MemoryCheckpointStore, StoreUnavailableError
+from longrun.seal import Seal
+from longrun.stores.memory import MemoryBackend
+from longrun.stores.store import CheckpointStore
+from longrun.testing import FaultyStore, samples
+from tests.crashing import PATIENCE
+
+
+def test_it_shows_its_kind_and_nothing_of_its_place():
+    assert repr(MemoryCheckpointStore()) == "<MemoryCheckpointStore memory>"
+
+
+async def test_what_cannot_be_read_exists_all_the_same():
+    async with FaultyStore(MemoryCheckpointStore()) as store:
+        assert await store.exists("a") is False
+        await store.create(samples.create("a"))
+        assert await store.exists("a") is True
+        store.fail("boundaries", error=CorruptDataError("a", "it is damaged"))
+        assert await store.exists("a") is True
+    assert store.fired["boundaries"] == 1
+
+
+async def test_a_store_that_was_opened_again_is_watched_again():
+    store = MemoryCheckpointStore()
+    other = CheckpointStore(store.backend)
+    for id in ("first", "second"):
+        async with store, other:
+            changed = anyio.Event()
+            unwatch = store.watch(changed.set)
+            await other.create(samples.create(id))
+            with anyio.fail_after(PATIENCE):
+                await changed.wait()
+            unwatch()
+
+
+class Told(MemoryBackend):
+    """Its waiting ends with what the test says."""
+
+    def __init__(self, *answers: bool | StoreUnavailableError) -> None:
+        super().__init__()
+        self.answers: SimpleQueue[bool | StoreUnavailableError] = SimpleQueue()
+        for answer in answers:
+            self.answers.put(answer)
+
+    def wait(self, timeout: float) -> bool:
+        answer = self.answers.get()
+        if isinstance(answer, StoreUnavailableError):
+            raise answer
+        return answer
+
+    def wake(self) -> None:
+        self.answers.put(False)
+
+
+async def test_listeners_hear_of_changes_and_of_a_store_that_was_away_and_not_of_silence():
+    backend = Told(True, False, False, False, StoreUnavailableError("told", "it is away"))
+    calls: list[int] = []
+    async with CheckpointStore(backend) as store:
+        store.watch(lambda: calls.append(1))
+        with anyio.fail_after(PATIENCE):
+            while not backend.answers.empty():
+                await store.ping()
+    assert len(calls) == 2
+
+
+async def test_one_that_cannot_be_unsealed_does_not_keep_the_others_of_a_claim():
+    """I5"""
+    backend = MemoryCheckpointStore().backend
+    secret = os.urandom(32)
+    old = CheckpointStore(backend, seal=Seal(key=lambda _: ("key", os.urandom(32))))
+    new = CheckpointStore(backend, seal=Seal(key=lambda _: ("key", secret)))
+    async with old, new:
+        await old.create(samples.create("sealed"))
+        await new.create(samples.create("readable"))
+        claimed = {one.definition.id: one for one in await new.claim(samples.claim())}
+    assert claimed.keys() == {"sealed", "readable"}
+    assert claimed["readable"].damage == ()
+    assert claimed["readable"].boundary.data == b"state 1"
+    assert len(claimed["sealed"].damage) == 1
