@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from queue import SimpleQueue
 
 import anyio
@@ -40,6 +41,16 @@ async def test_a_store_that_was_opened_again_is_watched_again():
             with anyio.fail_after(PATIENCE):
                 await changed.wait()
             unwatch()
+
+
+def test_a_wait_is_ended_by_a_wake():
+    """Closing a store does not wait for the time-out of its watcher."""
+    backend = MemoryBackend()
+    thread = threading.Thread(target=backend.wait, args=(3600.0,), daemon=True)
+    thread.start()
+    backend.wake()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 class Told(MemoryBackend):
