@@ -71,7 +71,6 @@ class Runner:
         self._scope: anyio.CancelScope
         self._cut: tuple[Step, Outcome] | None = None
         self.loop, self.thread = executor.loop, executor.thread
-        self._broken: CodecError | None = None
         self._wake = RUNG
         self.seat = Seat(executor, self.book, self, self._nudge)
 
@@ -244,7 +243,7 @@ class Runner:
             attempt = self._running
             self._cut = attempt.step, attempt.cut_short()
         step, outcome = self._cut
-        outcome = self._concluded(self._running, outcome)
+        self._conclude(self._running)
         more = self._moved(step, outcome) or await self._after(step, outcome)
         if not isinstance(more, bool) and (error := await more) is not None:
             raise error
@@ -265,15 +264,13 @@ class Runner:
         attempt = self._begin(step)
         try:
             outcome = await attempt.run(self._executor.engine(step), state)
-        except CodecError as error:  # what it left in `local` cannot be stored
-            outcome = Outcome(error=error)
         finally:
             self._attempt = None
             book.progress = attempt.progress
         if self._scope.cancel_called:
             self._cut = step, outcome
             return False
-        outcome = self._concluded(attempt, outcome)
+        self._conclude(attempt)
         return self._moved(step, outcome) or await self._after(step, outcome)
 
     def _at_hand(self) -> Step | None:
@@ -342,15 +339,12 @@ class Runner:
             attempt.interrupt()
         return attempt
 
-    def _concluded(self, attempt: Attempt, outcome: Outcome) -> Outcome:
+    def _conclude(self, attempt: Attempt) -> None:
         """An attempt is over: what it leaves behind, and what has happened to the execution meanwhile."""
         if attempt.left is not None:
             self._executor.leave_behind(self.id, attempt.left.ended)
         if self.book.outbox.lost is not None:
             raise self.book.outbox.lost
-        if self._broken is not None:
-            outcome, self._broken = Outcome(error=self._broken), None
-        return outcome
 
     async def _alone(self) -> bool:
         """A thread of an earlier attempt may still run: it ends first. False if something must be obeyed meanwhile."""
@@ -467,12 +461,7 @@ class Runner:
 
     def save_progress(self, done: Callable[[Any], object]) -> None:
         self._note_progress()
-        try:
-            self.book.submit(done)
-        except CodecError as error:  # `local` cannot be stored: the attempt fails, and nobody else
-            self._broken = error
-            self.interrupt()
-            done(error)
+        self.book.submit(done)
 
     async def commit_progress(self) -> None:
         self._note_progress()
