@@ -379,7 +379,8 @@ async def test_a_blocked_result_says_why(store):
         async with Executor(typed, store=store, clock=clock) as executor:
             with pytest.raises(ExecutionBlockedError, match="does not fit"):
                 await (await executor.handle("a")).result()
-    assert [line["event"] for line in lines if line.get("execution") == "a"] == ["execution.blocked"]
+    told = {line["event"] for line in lines if line.get("execution") == "a"}  # by the pass at start, the sweep, or both
+    assert told == {"execution.blocked"}
 
 
 async def test_the_result_before_a_step_that_is_not_known_here_is_kept_and_the_execution_blocks():
