@@ -277,6 +277,8 @@ class Crew(Starting):
                 self.resting[runner.id] = head
             if head.state is not State.PAUSED:
                 self.sweeper.set_timer(head, runner.id)
+        elif isinstance(lost, LeaseLostError):
+            self.not_sure()  # the claim that took it may have been our own, of which the answer was lost
         elif self.config.max_concurrency is not None:
             self.stir()  # there is room again
         self.heard(runner.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -321,6 +322,36 @@ async def test_what_rests_here_is_woken_although_that_failed_when_its_time_came(
         executor.starting.discard(run.id)
         clock.advance(60)  # until the next sweep
         assert await run.result() == 7
+
+
+async def test_what_this_program_took_from_itself_without_hearing_of_it_goes_on():
+    """A parking write is made and its answer lost; while it waits to be repeated, the sweep claims what is free now,
+    and that answer is lost too. The runner then finds that it has lost its execution: to its own program."""
+    clock = ManualClock()
+    store = FaultyStore(MemoryCheckpointStore(clock=clock))
+    registry = StepRegistry()
+
+    async def nap(state: Any) -> Sleep:
+        return Sleep(0, state)
+
+    async def use(state: Any) -> Any:
+        return state
+
+    registry.workflow("nap", [nap, use])
+    with anyio.fail_after(20):
+        async with Executor(registry, store=store, clock=clock) as executor:
+            store.lose_answer("commit", 2)  # the first creates it
+            store.lose_answer("claim")
+            run = await executor.start("nap", 7)
+            while not store.fired["claim"]:
+                with contextlib.suppress(StoreUnavailableError):
+                    await executor.sweeper.once()
+            await executor.sweeper.once()
+            while executor.runners:
+                clock.advance(1)
+                await store.ping()
+            clock.advance(60)  # until the next sweep
+            assert await run.result() == 7
 
 
 async def test_a_store_that_cannot_be_opened_lets_nobody_in():
