@@ -214,7 +214,8 @@ def nothing_left_running() -> Iterator[None]:
     yield
     deadline = time.monotonic() + LEAK_PATIENCE
     while (new := [thread for thread in _library_threads() if thread not in threads]) and time.monotonic() < deadline:
-        new[0].join(max(0.0, deadline - time.monotonic()))  # one that ends may be followed by another: look again
+        with contextlib.suppress(RuntimeError):  # listed, and not started yet
+            new[0].join(max(0.0, deadline - time.monotonic()))  # one that ends may be followed by another: look again
     left = [f"thread {thread.name}{_where(thread)}" for thread in new]
     left += [f"process {pid}: {_command_line(pid)}" for pid in outlasting(set(_children()) - children, deadline)]
     if left:
