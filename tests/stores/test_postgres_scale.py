@@ -23,7 +23,7 @@ from longrun.testing.conformance_base import beside, created, done, ids_of, open
 from longrun.testing.samples import DUE_STATES, NOW, UNFINISHED, change, claim, create, owned, send, step
 from tests.servers import PostgresServer, Source
 
-FINISHED_ROWS = 20_000
+MANY_ROWS = 20_000
 S = ExecutionState
 
 
@@ -44,29 +44,34 @@ def full(backend: StoreBackend, url: str, postgres_schema: str) -> StoreBackend:
     """Many finished executions beside a few that live."""
     created(backend, create("pattern", S.COMPLETED, head_fields={"ended": NOW}))
     with psycopg.connect(url, autocommit=True, options=f"-c search_path={postgres_schema}") as connection:
-        for table, id, more in (
-            ("heads", "id", "created"),
-            ("definitions", "id", None),
-            ("boundaries", "execution", None),
-        ):
-            found = connection.execute(
-                "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s"
-                " AND is_generated = 'NEVER'",
-                (postgres_schema, table),
-            )
-            names = [f'"{name}"' for (name,) in found]
-            values = ["'done-' || n" if name == f'"{id}"' else name for name in names]
-            values = ["created - n" if more and name == f'"{more}"' else name for name in values]
-            connection.execute(
-                f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(values)} FROM {table},"
-                f" generate_series(1, {FINISHED_ROWS}) AS n WHERE {id} = 'pattern'".encode()
-            )
+        multiply(connection, postgres_schema, "done")
         connection.execute("ANALYZE")
     created(backend, *[create(f"due-{n}", S.INITIALIZED, created=NOW - n) for n in range(30)])
     created(backend, *[create(f"later-{n}", S.WAITING, head_fields={"due": NOW + n + 1}) for n in range(30)])
     created(backend, *[owned(f"mine-{n}", workflow="rare", queue="rare") for n in range(30)])
     done(backend, send("mine-1"))
     return backend
+
+
+def multiply(connection: psycopg.Connection[Any], schema: str, name: str) -> None:
+    """Very many executions like `pattern`, each older than the one before."""
+    for table, id, more in (
+        ("heads", "id", "created"),
+        ("definitions", "id", None),
+        ("boundaries", "execution", None),
+    ):
+        found = connection.execute(
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s"
+            " AND is_generated = 'NEVER'",
+            (schema, table),
+        )
+        names = [f'"{name}"' for (name,) in found]
+        values = [f"'{name}-' || n" if column == f'"{id}"' else column for column in names]
+        values = ["created - n" if more and column == f'"{more}"' else column for column in values]
+        connection.execute(
+            f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(values)} FROM {table},"
+            f" generate_series(1, {MANY_ROWS}) AS n WHERE {id} = 'pattern'".encode()
+        )
 
 
 @pytest.fixture
@@ -126,8 +131,23 @@ def test_what_is_asked_often_goes_by_an_index(full: StoreBackend, plans: list[st
 
 def test_a_plan_that_reads_everything_is_seen(full: StoreBackend, plans: list[str]) -> None:
     """The test above can fail: a count of everything does read the table."""
-    assert sum(full.count(Query()).values()) == FINISHED_ROWS + 91
+    assert sum(full.count(Query()).values()) == MANY_ROWS + 91
     assert any("Seq Scan on heads" in plan or "Index Only Scan" in plan for plan in plans)
+
+
+def test_a_claim_reads_the_first_few_although_nothing_was_counted_yet(
+    backend: StoreBackend, plans: list[str], url: str, postgres_schema: str
+) -> None:
+    """A queue that was filled just now: the server has no statistics of it, and would rather sort all of it."""
+    created(backend, create("pattern", S.INITIALIZED))
+    with psycopg.connect(url, autocommit=True, options=f"-c search_path={postgres_schema}") as connection:
+        multiply(connection, postgres_schema, "due")
+    plans.clear()
+    backend.claim(claim("new", limit=5, states=frozenset({S.INITIALIZED})))
+    (plan,) = [plan for plan in plans if "CTE ready" in plan]
+    ready = plan.partition("CTE ready")[2].partition("CTE slept")[0]
+    assert "Index Scan using heads_ready" in ready, plan
+    assert "Sort" not in ready, plan
 
 
 def test_eight_claimers_hardly_ever_lose_a_round(url: str, postgres_schema: str) -> None:

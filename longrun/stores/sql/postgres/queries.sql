@@ -245,8 +245,11 @@ ORDER BY priority DESC, created, id LIMIT %(limit)s FOR UPDATE
 SELECT id FROM {schema}.heads WHERE id = ANY(%(ids)s) ORDER BY priority DESC, created, id LIMIT %(limit)s
 
 -- name: claim_lock
--- Held to the end of the claim, so that a repetition waits until the outcome of the first attempt is known.
-SELECT pg_advisory_xact_lock(%(token)s)
+-- Held to the end of the claim, so that a repetition waits until the outcome of the first attempt is known. Until the
+-- server has counted its rows it would rather sort all that is queued than read the first few from their index, so it
+-- is told not to, for the time of the claim.
+SELECT pg_advisory_xact_lock(%(token)s), set_config('enable_sort', 'off', true),
+    set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true)
 
 -- name: claimed_by
 SELECT id FROM {schema}.heads
