@@ -155,6 +155,8 @@ class FileBackend(StoreBackend):
                 rows = [row for row in rows if _position(row) < query.after]
             rows.sort(key=_position, reverse=True)
             rows = rows[: query.limit]
+            if live is None:
+                return rows
             for stored in parts.finished.find(query, live):
                 rows.append(stored)
                 if len(rows) >= 2 * query.limit:
@@ -166,20 +168,20 @@ class FileBackend(StoreBackend):
     def count(self, query: Query) -> dict[ExecutionState, int]:
         with _guarded("a listing failed"):
             rows, live = self._live(query)
-            counts = self._open.finished.count(query, live)
+            counts = {} if live is None else self._open.finished.count(query, live)
             for row in rows:
                 counts[row.head.state] = counts.get(row.head.state, 0) + 1
             return counts
 
-    def _live(self, query: Query) -> tuple[list[Stored], set[str]]:
-        """What matches in live/, and every id there."""
-        catalog = self._open.catalog
+    def _live(self, query: Query) -> tuple[list[Stored], set[str] | None]:
+        """What matches in live/, and every id there; None for these if nothing in done/ can match."""
+        catalog, finished = self._open.catalog, self._open.finished
         with catalog.lock:
-            catalog.look()
-            entries = list(catalog.entries.by_stem.values())
-            heads = [(entry.definition, entry.effective) for entry in entries]
+            catalog.look_for(query)
+            heads = [(entry.definition, entry.effective) for entry in catalog.entries.candidates(query)]
             rows = [Stored(definition=one, head=head) for one, head in heads if matches(one, head, query)]
-            return rows, {entry.id for entry in entries}
+            ids = None if finished.has_none(query) else {entry.id for entry in catalog.entries.by_stem.values()}
+            return rows, ids
 
     def boundaries(self, id: str, *, after: int = 0, limit: int = 1000) -> list[Boundary]:
         def rows(place: Place, spot: Spot, contents: Contents, _: Callable[[], list[Message]]) -> list[Boundary]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from longrun.errors import ExecutionNotFoundError, LeaseLostError
 from longrun.records import ExecutionState
-from longrun.stored import Query
+from longrun.stored import QUEUE_WORKFLOW, Query
 from longrun.stores._file.disk import Disk
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import change, claim, create, owned, send, step
@@ -139,3 +140,31 @@ def test_what_was_deleted_elsewhere_is_not_there_for_who_knew_it(backend: FileBa
     (answer,) = backend.commit([step("a", given.head)])
     assert isinstance(answer, ExecutionNotFoundError)
     assert backend.load("a") is None
+
+
+class Counting(Disk):
+    """Counts the looks at files."""
+
+    looks = 0
+
+    def stat(self, name: str, dir_fd: int) -> os.stat_result:
+        self.looks += 1
+        return super().stat(name, dir_fd)
+
+
+def test_what_executors_ask_for_all_the_time_is_told_by_the_bell(path: Path, other: FileBackend) -> None:
+    """With very many parked executions a look at each file takes half a second, and is left to those who list them."""
+    created(other, *[create(f"x{n}", ExecutionState.WAITING, head_fields={"signal": "go"}) for n in range(100)])
+    created(other, owned("theirs"), create("child", parent_id="x1"))
+    disk = Counting()
+    with opened(FileBackend(path, disk=disk)) as backend:
+        assert len(backend.find(Query(limit=200))) == 102
+        assert disk.looks >= 100
+        disk.looks = 0
+        queues = Query(workflows=frozenset({QUEUE_WORKFLOW}))
+        assert backend.find(queues) == []
+        created(other, create("q", ExecutionState.PAUSED, workflow=QUEUE_WORKFLOW))
+        assert [one.definition.id for one in backend.find(queues)] == ["q"]
+        assert [one.definition.id for one in backend.find(Query(owner="me"))] == ["theirs"]
+        assert disk.looks < 20
+        assert [one.definition.id for one in backend.find(Query(parent_id="x1"))] == ["child"]

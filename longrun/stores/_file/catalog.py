@@ -15,10 +15,19 @@ import attrs
 
 from longrun.errors import CorruptDataError
 from longrun.logging import Log
-from longrun.stored import Head, Message
+from longrun.stored import Head, Message, Query
 from longrun.stores._file.contents import Contents, Mail, remains
 from longrun.stores._file.disk import UnreadableFileError
-from longrun.stores._file.entries import Entries, Entry, Mark, changed_at, is_same_file, mark_of, may_leave
+from longrun.stores._file.entries import (
+    Entries,
+    Entry,
+    Mark,
+    changed_at,
+    is_about_queues,
+    is_same_file,
+    mark_of,
+    may_leave,
+)
 from longrun.stores._file.inbox import box_of, read_letters
 from longrun.stores._file.journal import Journal
 from longrun.stores._file.place import EVERYTHING, Place, journal_name, parse_journal_name, stem_of
@@ -35,6 +44,8 @@ from longrun.stores._file.reading import (
 
 LOOK_AGAIN = 2.0
 """Seconds after which a claim looks at every file, bell or not."""
+SHARE = 20
+"""Where there are so many files that this takes long: after so many times as long, so that it stays a small share."""
 
 
 def _is_same_file(known: Entry | None, mark: Mark) -> bool:
@@ -56,7 +67,7 @@ class Catalog:
         """Journals that were reported as unreadable."""
         self._log = Log()
         self._heard = 0
-        self._looked = 0.0
+        self._look_at = 0.0
 
     # keeping up
 
@@ -64,7 +75,7 @@ class Catalog:
         """Take in what was rung; look at everything if that is due."""
         with self.lock:
             size, _ = self._place.bell()
-            if size < self._heard or time.monotonic() - self._looked > LOOK_AGAIN:
+            if size < self._heard or time.monotonic() > self._look_at:
                 self.look()
                 return
             if size > self._heard:
@@ -81,9 +92,21 @@ class Catalog:
             for entry in self.entries.owned_by(owner):
                 self._update(entry.stem, entry.gen)
 
+    def look_for(self, query: Query) -> None:
+        """Be up to date for a listing. What the executors ask for again and again is told by the bell."""
+        with self.lock:
+            if query.owner is not None:
+                self.listen()
+                self.look_at(query.owner)
+            elif is_about_queues(query):
+                self.listen()
+            else:
+                self.look()
+
     def look(self) -> None:
         """Compare every file with what is known of it."""
         with self.lock:
+            began = time.monotonic()
             self._heard, _ = self._place.bell()
             newest: dict[str, int] = {}
             for name in self._place.live.names():
@@ -96,7 +119,8 @@ class Catalog:
             for stem, gen in newest.items():
                 self._update(stem, gen)
             self._look_at_inboxes()
-            self._looked = time.monotonic()
+            now = time.monotonic()
+            self._look_at = now + max(LOOK_AGAIN, SHARE * (now - began))
 
     def _look_at_inboxes(self) -> None:
         found: set[str] = set()

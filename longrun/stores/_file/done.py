@@ -84,8 +84,6 @@ class Finished:
 
     def find(self, query: Query, live: set[str]) -> Iterator[Stored]:
         """What matches and is not in live/, newest first."""
-        if self._has_none(query):
-            return
         self._mend()
         with self._lock:
             self._refresh()
@@ -107,8 +105,6 @@ class Finished:
 
     def count(self, query: Query, live: set[str]) -> dict[ExecutionState, int]:
         counts: dict[ExecutionState, int] = {}
-        if self._has_none(query):
-            return counts
         if _only_rows(query):
             self._mend()
             with self._lock:
@@ -122,7 +118,7 @@ class Finished:
             counts[stored.head.state] = counts.get(stored.head.state, 0) + 1
         return counts
 
-    def _has_none(self, query: Query) -> bool:
+    def has_none(self, query: Query) -> bool:
         """Whether nothing here can match, told without taking in the index: whoever starts and looks for what was
         interrupted should not pay for all that ever ended."""
         if query.owner is not None or query.owned:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from longrun.stored import Claim, Definition, Head
+from longrun.stored import QUEUE_WORKFLOW, Claim, Definition, Head, Query
 from longrun.stores._file.contents import Mail, blocked_head, woken_head
 from longrun.stores.rows import wake_at
 
@@ -91,6 +91,8 @@ class Entries:
         self._ready: dict[str, Entry] = {}
         self._timed: list[tuple[float, str]] = []
         self._posted: dict[str, Entry] = {}
+        self._queues: dict[str, Entry] = {}
+        self._children: dict[str, dict[str, Entry]] = {}
 
     def put(self, entry: Entry) -> None:
         known = self.by_stem.get(entry.stem)
@@ -98,14 +100,24 @@ class Entries:
             if entry.inbox_mark is None and known.born == entry.born:
                 entry.letters, entry.inbox_mark = known.letters, known.inbox_mark
                 entry.closed_inbox = known.closed_inbox
-            self._unindex(known)
+            self._remove(known)
         self.by_stem[entry.stem] = entry
+        if entry.definition.workflow == QUEUE_WORKFLOW:
+            self._queues[entry.stem] = entry
+        if entry.definition.parent_id is not None:
+            self._children.setdefault(entry.definition.parent_id, {})[entry.stem] = entry
         self._index(entry)
 
     def drop(self, stem: str) -> None:
         entry = self.by_stem.pop(stem, None)
         if entry is not None:
-            self._unindex(entry)
+            self._remove(entry)
+
+    def _remove(self, entry: Entry) -> None:
+        self._unindex(entry)
+        self._queues.pop(entry.stem, None)
+        if entry.definition.parent_id is not None:
+            _take_out(self._children, entry.definition.parent_id, entry.stem)
 
     def saved(self, entry: Entry, head: Head, mail: Mail) -> None:
         """The owner wrote a new head. While it goes on owning it, no index changes."""
@@ -146,17 +158,25 @@ class Entries:
                 heapq.heapify(self._timed)
 
     def _unindex(self, entry: Entry) -> None:
-        owner = entry.head.owner
-        if owner is not None:
-            owned = self._by_owner.get(owner, {})
-            owned.pop(entry.stem, None)
-            if not owned:
-                self._by_owner.pop(owner, None)
+        if entry.head.owner is not None:
+            _take_out(self._by_owner, entry.head.owner, entry.stem)
         self._ready.pop(entry.stem, None)
         self._posted.pop(entry.stem, None)
         entry.wake = None
 
     # questions
+
+    def candidates(self, query: Query) -> list[Entry]:
+        """Among these is all that matches: told by the narrowest of the indexes."""
+        if query.owner is not None:
+            return self.owned_by(query.owner)
+        if query.owned:
+            return [entry for owned in self._by_owner.values() for entry in owned.values()]
+        if query.parent_id is not None:
+            return list(self._children.get(query.parent_id, {}).values())
+        if is_about_queues(query):
+            return list(self._queues.values())
+        return list(self.by_stem.values())
 
     def owned_by(self, owner: str) -> list[Entry]:
         return list(self._by_owner.get(owner, {}).values())
@@ -188,6 +208,17 @@ class Entries:
         yield from [self.by_stem[stem] for _, stem in taken]
         for owner in claim.dead:
             yield from self.owned_by(owner)
+
+
+def is_about_queues(query: Query) -> bool:
+    return query.workflows is not None and query.workflows <= {QUEUE_WORKFLOW}
+
+
+def _take_out(index: dict[str, dict[str, Entry]], name: str, stem: str) -> None:
+    part = index.get(name, {})
+    part.pop(stem, None)
+    if not part:
+        index.pop(name, None)
 
 
 def rank(definition: Definition) -> tuple[int, float, str]:
