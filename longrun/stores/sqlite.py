@@ -90,7 +90,7 @@ class SQLiteBackend(StoreBackend):
         with contextlib.ExitStack() as stack:
             if self._file.lock is not None:
                 with contextlib.suppress(StoreUnavailableError):  # closing is more important than folding
-                    stack.enter_context(self._file.lock.held(self._timeout))
+                    stack.enter_context(self._file.lock)
             yield
 
     def ping(self) -> None:
@@ -179,7 +179,7 @@ class SQLiteBackend(StoreBackend):
     def _quarantine(self, found: Found) -> None:
         """A reader found damage: copy it by a connection of its own, and leave the repair to the next claim."""
         assert self._file.lock is not None
-        with _translated(), self._file.lock.held(self._timeout), contextlib.closing(self._file.connect()) as connection:
+        with _translated(), self._file.lock, contextlib.closing(self._file.connect()) as connection:
             connection.execute("BEGIN IMMEDIATE")
             repair(connection, found, self._clock.now(), copy_only=True)
             connection.execute("COMMIT")
@@ -296,7 +296,7 @@ class SQLiteBackend(StoreBackend):
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._file.lock is None or not self._open:
             raise StoreUnavailableError(KIND, "it is closed")
-        with self._file.lock.held(self._timeout):
+        with self._file.lock:
             self._file.check_place()
             if self._writer is None:
                 self._writer = self._connect(reader=False)

@@ -268,9 +268,9 @@ def test_another_program_that_never_ends_is_an_error(path: Path) -> None:
 def test_a_process_that_keeps_the_lock_is_an_error(path: Path) -> None:
     backend = SQLiteBackend(path, timeout=0.2)
     backend.open()
-    lock = FileLock(path.with_name("runs.db-lock"))
+    lock = FileLock(path.with_name("runs.db-lock"), 1)
     try:
-        with lock.held(1), pytest.raises(StoreUnavailableError, match="another process"):
+        with lock, pytest.raises(StoreUnavailableError, match="another process"):
             backend.commit([create("a")])
         assert backend.commit([create("a")]) == [True]
     finally:
@@ -544,7 +544,7 @@ FORKING = """
 import os, sys
 from pathlib import Path
 from longrun.stores._sqlite.file import FileLock
-with FileLock(Path(sys.argv[1])).held(1):
+with FileLock(Path(sys.argv[1]), 1):
     if os.fork() == 0:
         print("forked", flush=True)
         sys.stdin.read()
@@ -561,9 +561,9 @@ def test_a_forked_child_does_not_keep_the_lock(path: Path) -> None:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "forked\n"
         assert parent.wait(30) == 0
-        lock = FileLock(path)
+        lock = FileLock(path, 5)
         try:
-            with lock.held(5):
+            with lock:
                 pass
         finally:
             lock.close()

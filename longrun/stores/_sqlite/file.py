@@ -21,8 +21,8 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from longrun.errors import (
@@ -52,28 +52,35 @@ _locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 class FileLock:
     """A lock between processes (flock) and threads. It ends with the process that holds it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, timeout: float) -> None:
+        self._timeout = timeout
         self._thread_lock = threading.Lock()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(path, flags, 0o600)
         _locks.add(self)
 
-    @contextmanager
-    def held(self, timeout: float) -> Iterator[None]:
-        deadline = time.monotonic() + timeout
-        if not self._thread_lock.acquire(timeout=timeout):
-            raise _lock_taken(timeout)
+    def __enter__(self) -> None:
+        if not self._thread_lock.acquire(timeout=self._timeout):
+            raise _lock_taken(self._timeout)
         try:
-            while not self._try():
-                if time.monotonic() > deadline:
-                    raise _lock_taken(timeout)
-                time.sleep(LOCK_POLL)
-            try:
-                yield
-            finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+            if not self._try():
+                self._wait()
+        except BaseException:
+            self._thread_lock.release()
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
         finally:
             self._thread_lock.release()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + self._timeout
+        while not self._try():
+            if time.monotonic() > deadline:
+                raise _lock_taken(self._timeout)
+            time.sleep(LOCK_POLL)
 
     def _try(self) -> bool:
         try:
@@ -113,8 +120,8 @@ class DatabaseFile:
         try:
             _make_directory(self.path.parent)
             _refuse_strange(self.path)
-            self.lock = FileLock(self.path.with_name(self.path.name + "-lock"))
-            with self.lock.held(self.timeout):
+            self.lock = FileLock(self.path.with_name(self.path.name + "-lock"), self.timeout)
+            with self.lock:
                 self._create()
                 self._initialise()
         except OSError as error:
