@@ -140,11 +140,16 @@ class Attempt:
         except StepInterrupted as error:
             return self.cut_short() if self._scope.cancel_called else Outcome(error=_interrupted(error))
         except BaseException as error:
-            if (failure := as_failure(error)) is None:
+            if as_failure(error) is None:
                 raise
-            return self.cut_short() if self._scope.cancel_called else Outcome(error=failure)
+            return self._failed(error)
         finally:
             self._end()
+
+    def _failed(self, error: BaseException) -> Outcome:
+        """Made here, and not where the error was caught: that frame is in its traceback, and with the outcome in a
+        variable of it they would keep each other, and the state, in memory."""
+        return self.cut_short() if self._scope.cancel_called else Outcome(error=as_failure(error))
 
     def _end(self) -> None:
         self._over = "it was stopped" if self._stopped else "it has ended"

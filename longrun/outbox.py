@@ -115,6 +115,11 @@ class Outbox:
     def give_up(self, error: LongrunError) -> None:
         """Nothing more can be written: tell everybody who waits."""
         self.lost = self.lost or error
+        self._tell = _tell_nobody
         pending, self._pending = self._pending, []
         for _, _, done in pending:
             done(error)
+
+
+def _tell_nobody(save: Save, told: Any) -> None:
+    """For what is over: its outbox keeps nobody in memory."""

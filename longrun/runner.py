@@ -67,12 +67,13 @@ class Runner:
         self._damage = loaded.damage
         self._attempt: Attempt | None = None
         """The step in flight, while it can be stopped."""
-        self._running: Attempt
+        self._running: Attempt | None = None
+        """The step in flight, or the last one."""
         self._scope: anyio.CancelScope
         self._cut: tuple[Step, Outcome] | None = None
         self.loop, self.thread = executor.loop, executor.thread
         self._wake = RUNG
-        self.seat = Seat(executor, self.book, self, self._nudge)
+        self.seat = Seat(executor, self.book)
 
     # from outside
 
@@ -162,7 +163,9 @@ class Runner:
         return await self.inbox.obeyed(number, self.ended)
 
     def finish(self) -> None:
-        """It runs no more here: tell whoever waits."""
+        """It runs no more here: tell whoever waits. What would keep it and its state in memory until the garbage is
+        collected is let go."""
+        self._running = None
         self.ended.set()
         self.inbox.stir()
 
@@ -220,7 +223,7 @@ class Runner:
             due = head.due if head.attempt else None
             started = {"state": State.RUNNING, "hold": False, "reason": None, "due": due, "started": self._now()}
             await self.book.commit(started, events=((kind, {}),))
-        await self.seat.suspect()
+        await self.seat.suspect(self)
         return True
 
     async def _leave_stopped(self) -> bool:
@@ -239,11 +242,12 @@ class Runner:
                     raise error
             if self._cut is None:
                 return False
+        attempt = self._running
+        assert attempt is not None
         if self._cut is None:  # cancelled, and the cancellation came all the way up
-            attempt = self._running
             self._cut = attempt.step, attempt.cut_short()
         step, outcome = self._cut
-        self._conclude(self._running)
+        self._conclude(attempt)
         more = self._moved(step, outcome) or await self._after(step, outcome)
         if not isinstance(more, bool) and (error := await more) is not None:
             raise error
@@ -294,7 +298,7 @@ class Runner:
             return False
         if head.attempt and head.due is not None and not await self._back_off(step, head.due):
             return True
-        if not self.seat.taken and not await self.seat.take():
+        if not self.seat.taken and not await self.seat.take(self):
             return True
         if self._executor.left_behind and not await self._alone():
             return True
@@ -325,7 +329,7 @@ class Runner:
         self._wake = Bell()
         await self._wake.wait()
 
-    def _nudge(self) -> None:
+    def nudge(self) -> None:
         self._wake.set()
 
     # a step

@@ -5,7 +5,7 @@ Place in the life of an execution: before a step runs. Whoever waits for a place
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,17 +24,20 @@ SUSPECT = 2
 
 
 class Sitter(Protocol):
-    """What a seat needs from the runner."""
+    """What a seat needs from the runner. It keeps none, so that a runner that has ended is let go at once."""
 
     attention: bool
+
+    def nudge(self) -> None:
+        """Something has happened to the execution."""
 
     async def nudged(self) -> None:
         """Wait until something happens to the execution, a grant of a place included."""
 
 
 class Seat:
-    def __init__(self, crew: Crew, book: Book, sitter: Sitter, nudge: Callable[[], object]) -> None:
-        self._crew, self._book, self._sitter, self._nudge = crew, book, sitter, nudge
+    def __init__(self, crew: Crew, book: Book) -> None:
+        self._crew, self._book = crew, book
         self._place: Ticket | None = None
         self._trial: Ticket | None = None
         self.accused = 0
@@ -45,43 +48,36 @@ class Seat:
     def taken(self) -> bool:
         return self._place is not None and self._place.granted
 
-    async def take(self) -> bool:
+    async def take(self, sitter: Sitter) -> bool:
         """Wait for a place to run steps; False if something has to be obeyed first."""
         if self._trial is not None and self.accused:
-            if not await self._granted(self._trial) or not await self._all_heard():
+            if not await _granted(self._trial, sitter) or not await self._all_heard(sitter):
                 return False
             await self._book.commit({"crashes": self.accused})
             self.accused = 0
         if self._place is None:
-            self._place = self._crew.places.ask(self._nudge)
-        return await self._granted(self._place)
+            self._place = self._crew.places.ask(sitter.nudge)
+        return await _granted(self._place, sitter)
 
-    async def _granted(self, ticket: Ticket) -> bool:
-        while not ticket.granted:
-            if self._sitter.attention:
-                return False
-            await self._sitter.nudged()
-        return True
-
-    async def _all_heard(self) -> bool:
+    async def _all_heard(self, sitter: Sitter) -> bool:
         """No trial begins while others that were claimed along with this one still bear a crash they may not have
         caused: were this one to end the process now, they would be blamed for it."""
         with anyio.move_on_after(PATIENCE):
-            while self._crew.accused and not self._sitter.attention:
+            while self._crew.accused and not sitter.attention:
                 await self._crew.hearing.wait()
-        return not self._sitter.attention
+        return not sitter.attention
 
     def leave(self) -> None:
         if self._place is not None:
             self._crew.places.give_back(self._place)
             self._place = None
 
-    async def suspect(self) -> None:
+    async def suspect(self, sitter: Sitter) -> None:
         """What was in flight at several crashes runs alone until it has got somewhere. Until its turn has come a death
         of the process says nothing about it, so the one that its next claim would count is taken off."""
         crashes = self._book.head.crashes
         if crashes >= SUSPECT:
-            self._trial = self._crew.suspects.ask(self._nudge)
+            self._trial = self._crew.suspects.ask(sitter.nudge)
             self._book.on_progress = self.acquit
             self.accused = crashes
             await self._book.commit({"crashes": crashes - 1})
@@ -93,7 +89,7 @@ class Seat:
             self._trial = self._book.on_progress = None
 
     @asynccontextmanager
-    async def away(self) -> AsyncIterator[None]:
+    async def away(self, sitter: Sitter) -> AsyncIterator[None]:
         """While the step waits for a child, another execution may run in its place: even the child of a suspect."""
         self._absences += 1
         self.leave()
@@ -103,5 +99,13 @@ class Seat:
         finally:
             self._absences -= 1
         if self._absences == 0 and self._place is None:
-            self._place = self._crew.places.ask(self._nudge)
-            await self._granted(self._place)
+            self._place = self._crew.places.ask(sitter.nudge)
+            await _granted(self._place, sitter)
+
+
+async def _granted(ticket: Ticket, sitter: Sitter) -> bool:
+    while not ticket.granted:
+        if sitter.attention:
+            return False
+        await sitter.nudged()
+    return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from longrun import views
@@ -107,7 +108,7 @@ class Starting(ControlRoom, abc.ABC):
         head = self.first_head(State.RUNNING, owner=self.owner)
         made, found = self.made(workflow, state, head, id, None, parent_id=parent.id)
         await self.start_new(made, found)
-        return ExecutionHandle(self, made.id, away=parent.seat.away)
+        return ExecutionHandle(self, made.id, away=partial(parent.seat.away, parent))
 
 
 def child_id(parent: str, visit: int, key: object) -> str:
