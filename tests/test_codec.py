@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import threading
+import tracemalloc
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
@@ -341,3 +342,15 @@ def test_a_tag_that_holds_nonsense_is_damaged_and_its_place_named(tree: Any, pat
         codec.decode(codec.dumps(tree))
     assert path is None or caught.value.what == path
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.usefixtures("either_json")
+def test_what_is_kept_takes_no_more_room_than_it_needs() -> None:
+    """A state or a cursor stays in memory as long as its step runs: it must not keep a buffer along with it."""
+    tracemalloc.start()
+    try:
+        kept = [codec.encode({"n": n}) for n in range(1000)]
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size / len(kept) < 200

@@ -37,6 +37,8 @@ TAG = "$"
 MAX_DEPTH = 200
 MAX_INT = 2**63 - 1
 MIN_INT = -(2**63)
+SMALL = 8192
+"""Texts up to this size are copied: orjson leaves some 4 KiB of room behind each, and states and cursors are kept."""
 
 _orjson: ModuleType | None = orjson
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,3}")
@@ -92,7 +94,7 @@ def dumps(tree: Json) -> bytes:
             text: bytes = _orjson.dumps(tree)
         except TypeError:  # a lone surrogate, or more levels than orjson counts; the standard library takes both
             return _dumps_standard(tree)
-        return text
+        return b"%b" % text if len(text) < SMALL else text
     return _dumps_standard(tree)
 
 
