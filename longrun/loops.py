@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 import anyio
+import anyio.lowlevel
 
 
 class Waiter(Protocol):
@@ -99,28 +100,37 @@ class Awaited(Protocol):
 
 
 class Bell:
-    """An event for which, mostly, nobody waits: it costs next to nothing until somebody does."""
+    """An event for which, mostly, nobody waits: it costs next to nothing until somebody does, and little then. It is
+    rung and waited for in one loop."""
 
-    __slots__ = ("_event", "_rung")
+    __slots__ = ("_rung", "_waiters")
 
     def __init__(self) -> None:
         self._rung = False
-        self._event: anyio.Event | None = None
+        self._waiters: list[Waiter] | None = None
 
     def set(self) -> None:
         self._rung = True
-        if self._event is not None:
-            self._event.set()
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            waiter(None)
 
     def is_set(self) -> bool:
         return self._rung
 
     async def wait(self) -> None:
-        if self._event is None:
-            self._event = anyio.Event()
-            if self._rung:
-                self._event.set()
-        await self._event.wait()
+        if self._rung:
+            await anyio.lowlevel.checkpoint()
+            return
+        waiter = current_loop().waiter()
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if self._waiters is not None:  # cancelled
+                self._waiters.remove(waiter)
 
 
 async def either(first: Awaited, second: Awaited) -> None:
