@@ -21,6 +21,8 @@ from attrs import define, field, frozen
 from longrun import Executor, ExecutorConfig, RetentionPolicy, RetryPolicy, Sleep, StepContext, StepRegistry
 
 AT_ONCE = 32
+FEWEST = 8
+"""So many samples at least, however slow the machine: the quarters are compared."""
 registry = StepRegistry()
 
 
@@ -82,7 +84,7 @@ class Soak:
             began = time.monotonic()
             for n in range(AT_ONCE):
                 tasks.start_soon(self._work, executor, n, began + seconds)
-            while time.monotonic() < began + seconds:
+            while time.monotonic() < began + seconds or len(self.samples) < FEWEST:
                 await anyio.sleep(every)
                 self.samples.append(await anyio.to_thread.run_sync(self._sample, time.monotonic() - began))
             tasks.cancel_scope.cancel()
