@@ -372,7 +372,7 @@ class Runner:
             attempt=head.attempt + 1,
             iteration=head.iteration,
             visit=head.visit,
-            metadata=definition.metadata,
+            metadata=dict(definition.metadata),
             signal=wait.get("payload"),
             timed_out=wait.get("timed_out", False),
         )

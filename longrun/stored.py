@@ -16,13 +16,14 @@ An execution is stored as
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from attrs import define, field, frozen
 
 from longrun.records import ExecutionState
 
-EMPTY: Mapping[str, Any] = {}
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 TRACE = "longrun.trace"
 """The name in an execution's metadata of its trace context, kept by telemetry. Users neither see nor search it."""
 QUEUE_WORKFLOW = "~queue"
@@ -84,6 +85,19 @@ class Head:
     done: float = 0
     of: float | None = None
     note: str | None = field(default=None, repr=False)
+
+
+def copied(head: Head) -> Head:
+    """The same head again, to be changed. Written out: `attrs.evolve` takes several times as long, and there is one for
+    every step."""
+    new: Head = object.__new__(Head)
+    new.state, new.fence, new.revision, new.owner = head.state, head.fence, head.revision, head.owner
+    new.seq, new.step, new.visit, new.iteration = head.seq, head.step, head.visit, head.iteration
+    new.attempt, new.started, new.updated, new.ended = head.attempt, head.started, head.updated, head.ended
+    new.due, new.signal, new.woken, new.hold = head.due, head.signal, head.woken, head.hold
+    new.crashes, new.error, new.reason, new.progress = head.crashes, head.error, head.reason, head.progress
+    new.done, new.of, new.note = head.done, head.of, head.note
+    return new
 
 
 @define(kw_only=True)

@@ -39,7 +39,7 @@ def execution(
         last_update=to_time(head.updated),  # type: ignore[arg-type]  # never None
         end_time=to_time(head.ended),
         checkpoints=head.seq,
-        metadata=shown_metadata(definition.metadata),
+        metadata=dict(shown_metadata(definition.metadata)),
         error=head.error,
         version=definition.version,
         queue=definition.queue,

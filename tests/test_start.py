@@ -315,3 +315,27 @@ async def test_an_executor_is_used_inside_its_block_and_once(registry, store):
     with pytest.raises(ConfigError, match="once"):
         await executor.__aenter__()
     assert await run.result() == 2
+
+
+@pytest.mark.parametrize("given", [None, {"team": "a"}])
+async def test_what_a_program_does_to_the_metadata_it_is_shown_changes_nothing(tmp_path, given):
+    """Neither of this execution nor of any other."""
+    registry = StepRegistry()
+
+    @registry.step
+    async def scribbles(ctx: StepContext, state: Any) -> Any:
+        ctx.metadata["scribbled"] = True  # type: ignore[index]  # a program that does not look at types
+        return state
+
+    registry.workflow("work", [scribbles])
+    stored = given or {}
+    async with Executor(registry, store=f"file:{tmp_path}/store") as executor:
+        run = await executor.start("work", {}, id="a", metadata=given)
+        await run.result()
+        (await run.info()).metadata["scribbled"] = True  # type: ignore[index]
+        (await executor.list())[0].metadata["scribbled"] = True  # type: ignore[index]
+        assert (await run.info()).metadata == stored
+        other = await executor.start("work", {}, id="b")
+        await other.result()
+        assert (await other.info()).metadata == {}
+        assert {one.id: one.metadata for one in await executor.list()} == {"a": stored, "b": {}}
