@@ -17,7 +17,7 @@ from longrun.loops import Waiter
 from longrun.outbox import Outbox
 from longrun.records import Progress
 from longrun.snapshot import Snapshot, Snapshots, decode_state
-from longrun.stored import EMPTY, TRACE, Boundary, Definition, Head, Loaded, Save, shown_metadata
+from longrun.stored import EMPTY, TRACE, Boundary, Definition, Head, Loaded, Save, copied, shown_metadata
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 UNSAVED_LIMIT = 4096
 """So many boundaries are gathered at most, whatever the durability: memory is bounded."""
 MISSING: Any = object()
-HEAD_FIELDS = tuple(field.name for field in attrs.fields(Head))
 NOTHING: tuple[Mapping[str, bytes], tuple[str, ...]] = (EMPTY, ())
 
 Event = tuple[EventType, dict[str, Any]]
@@ -47,7 +46,6 @@ class Book:
         self.id = loaded.definition.id
         self.steps = self.definition.steps
         self.head = loaded.head
-        self._values = {name: getattr(loaded.head, name) for name in HEAD_FIELDS}
         self._ledger = Ledger(loaded.entries) if loaded.entries else None
         self._loop, self._bus = executor.loop, executor.bus
         self.outbox = Outbox(executor, self.id, executor.loop, self._tell)
@@ -138,18 +136,19 @@ class Book:
         return Boundary(seq=head.seq + 1, kind=kind, **values)
 
     def _next(self, changes: dict[str, Any], revision: int) -> Head:
-        """Move on to the head after `changes`; not with `attrs.evolve`, which is slow, and this is done every step."""
-        values = self._values
+        """Move on to the head after `changes`."""
+        step = self.head.step
+        self.head = head = copied(self.head)
         if "step" in changes:
-            values["done"], values["of"], values["note"] = 0, None, None
-            values["progress"] = min(1.0, changes["step"] / (len(self.steps) or 1))
+            head.done, head.of, head.note = 0, None, None
+            head.progress = min(1.0, changes["step"] / (len(self.steps) or 1))
         elif (shown := self.progress) is not None:
-            values["done"], values["of"], values["note"] = shown.done, shown.total, shown.message
-            values["progress"] = min(1.0, (self.head.step + shown.fraction) / (len(self.steps) or 1))
-        values["revision"], values["woken"] = revision, False
-        values.update(changes)
-        self.head = Head(**values)
-        return self.head
+            head.done, head.of, head.note = shown.done, shown.total, shown.message
+            head.progress = min(1.0, (step + shown.fraction) / (len(self.steps) or 1))
+        head.revision, head.woken = revision, False
+        for name, value in changes.items():
+            setattr(head, name, value)
+        return head
 
     # writes: handed over at once, and durable when the waiter that is returned has been awaited
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import anyio
 import pytest
-from attrs import define, frozen
+from attrs import define, fields, frozen
 from structlog.testing import capture_logs
 
 from longrun import (
@@ -30,6 +30,7 @@ from longrun import (
     StepContext,
     StepRegistry,
 )
+from longrun.stored import Head, copied
 from longrun.testing import ManualClock
 from longrun.worker import Worker
 from tests.crashing import PATIENCE, CrashableExecutor, crash
@@ -439,3 +440,12 @@ def test_an_executor_can_be_made_where_no_event_loop_runs():
             return executor.owner
 
     assert anyio.run(use)
+
+
+def test_a_copied_head_is_the_same_in_every_field() -> None:
+    """Its fields are written out one by one: a new one must not be forgotten."""
+    values: dict[str, Any] = {field.name: object() for field in fields(Head)}
+    head = Head(**values)
+    twin = copied(head)
+    assert twin is not head
+    assert {name: getattr(twin, name) for name in values} == values
