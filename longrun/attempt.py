@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 from attrs import define
 
-from longrun.branches import as_failure
+from longrun.branches import as_failure, take_back
 from longrun.context import StepContext, SyncStepContext, root_context
 from longrun.errors import ContextClosedError, StepError, StepInterrupted, StepTimeoutError
 from longrun.ledger import Ledger
@@ -51,6 +51,10 @@ class Host(Protocol):
     loop: Loop
     thread: int
     """The event loop it runs in, and that loop's thread."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether nobody is ending the task that it runs in."""
 
     @property
     def ledger(self) -> Ledger:
@@ -140,7 +144,7 @@ class Attempt:
         except StepInterrupted as error:
             return self.cut_short() if self._scope.cancel_called else Outcome(error=_interrupted(error))
         except BaseException as error:
-            if as_failure(error) is None:
+            if as_failure(error) is None and not self._cancelled_itself(error):
                 raise
             return self._failed(error)
         finally:
@@ -150,6 +154,11 @@ class Attempt:
         """Made here, and not where the error was caught: that frame is in its traceback, and with the outcome in a
         variable of it they would keep each other, and the state, in memory."""
         return self.cut_short() if self._scope.cancel_called else Outcome(error=as_failure(error))
+
+    def _cancelled_itself(self, error: BaseException) -> bool:
+        """Whether the step, or something that it called, has cancelled the task that it runs in, and nobody else is
+        ending that: a failure of this attempt then."""
+        return not self._scope.cancel_called and self._host.goes_on and take_back(error)
 
     def _end(self) -> None:
         self._over = "it was stopped" if self._stopped else "it has ended"

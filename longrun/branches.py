@@ -20,6 +20,7 @@ from longrun import codec
 from longrun.errors import BranchesFailedError, ConfigError, ItemsChangedError, StepError, StepInterrupted
 from longrun.items import Obey, refuse_set
 from longrun.ledger import Group
+from longrun.loops import current_task
 from longrun.port import Port
 from longrun.records import BranchFailure, Progress
 from longrun.registry import type_hints
@@ -231,11 +232,18 @@ def _is_stray(error: BaseException) -> bool:
     """Whether this is a CancelledError that nobody sent to this task: the step awaited something that was cancelled."""
     if not isinstance(error, asyncio.CancelledError) or anyio.current_effective_deadline() == -math.inf:
         return False
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # trio runs here
-        return True
-    return task is not None and not task.cancelling()
+    task = current_task()
+    return task is None or not task.cancelling()
+
+
+def take_back(error: BaseException) -> bool:
+    """Undo what cancelled this task by its name, which asyncio lets everybody do. False if it was not that."""
+    task = current_task()
+    if task is None or not isinstance(error, asyncio.CancelledError):
+        return False
+    while task.cancelling():
+        task.uncancel()
+    return True
 
 
 def describe(error: BaseException) -> str:

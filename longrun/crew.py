@@ -96,6 +96,10 @@ class Crew(Starting):
         """Whether what ends here can still be written down; only a simulated crash says no."""
         return True
 
+    @property
+    def tasks_go_on(self) -> bool:
+        return self._shelter.stands
+
     # signing on and off
 
     async def sign_on(self, listener: Listener | None) -> None:

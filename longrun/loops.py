@@ -149,6 +149,15 @@ RUNG = Bell()
 """For those whom nobody has waited for yet."""
 RUNG.set()
 
+
+def current_task() -> asyncio.Task[Any] | None:
+    """The task that runs this code; None if that is not asyncio's."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # trio runs here
+        return None
+
+
 _here = threading.local()
 
 

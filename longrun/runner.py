@@ -452,6 +452,10 @@ class Runner:
         return asked or self._executor.draining or self.book.outbox.lost is not None
 
     @property
+    def goes_on(self) -> bool:
+        return self._executor.tasks_go_on
+
+    @property
     def ledger(self) -> Ledger:
         return self.book.ledger
 

@@ -6,12 +6,15 @@ gets its time to be drained: nothing ends before the crew says so.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
+
+from longrun.loops import current_task
 
 Function = Callable[..., Awaitable[Any]]
 
@@ -26,6 +29,14 @@ class Shelter:
         """What was to be started before the shelter stood."""
         self._errands: deque[tuple[Function, str]] = deque()
         self._errand = anyio.Event()
+        self._own_task: asyncio.Task[Any] | None = None
+
+    @property
+    def stands(self) -> bool:
+        """Whether nobody is ending the tasks here: neither the crew, nor a loop that cancels all tasks it has."""
+        if self._closing or self._inner is None or self._inner.cancel_scope.cancel_called:
+            return False
+        return self._own_task is None or not self._own_task.cancelling()
 
     async def open(self) -> None:
         """To be closed in the task that opens it."""
@@ -48,7 +59,7 @@ class Shelter:
             if self._closing:
                 return
             tasks.cancel_scope.shield = True
-            self._inner = tasks
+            self._inner, self._own_task = tasks, current_task()
             for function, args, name in self._early:
                 self.start(function, *args, name=name)
             await anyio.sleep_forever()
@@ -61,9 +72,13 @@ class Shelter:
 
     async def _watched(self, function: Function, *args: object) -> None:
         """Ctrl-C is raised in whichever task runs. Here it means what it means in the program's own task: the program
-        is to end, and with it the patience of a drain that is under way."""
+        is to end, and with it the patience of a drain that is under way. A cancellation that asyncio was asked for this
+        one task ends it alone: the task group would end all others with it."""
         try:
             await function(*args)
+        except anyio.get_cancelled_exc_class():
+            if not self.stands:
+                raise
         except KeyboardInterrupt:
             self._interrupted = True
             self._heard()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from typing import Any
@@ -26,7 +27,7 @@ from longrun import (
 )
 from longrun.stored import Message
 from longrun.testing import ManualClock
-from tests.crashing import CrashableExecutor, crash
+from tests.crashing import PATIENCE, CrashableExecutor, crash
 
 
 @pytest.fixture
@@ -326,3 +327,72 @@ async def test_a_reason_is_text(store):
     async with Executor(StepRegistry(), store=store) as executor:
         with pytest.raises(ConfigError, match="reason"):
             await executor.cancel("a", reason=5)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def asyncio_alone(anyio_backend_name: str) -> None:
+    if anyio_backend_name != "asyncio":
+        pytest.skip("asyncio alone lets a task be cancelled by its name")
+
+
+@pytest.mark.usefixtures("asyncio_alone")
+async def test_a_step_that_cancels_its_own_task_fails_and_takes_no_other_along(store):
+    """As a library does that bounds a call by cancelling the task, and is late."""
+    registry = StepRegistry()
+    go = anyio.Event()
+
+    @registry.step(retry=RetryPolicy(max_attempts=2, initial=0.0))
+    async def cancels(ctx: StepContext, state: Any) -> int:
+        if state or ctx.attempt == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await anyio.sleep(60)
+        return ctx.attempt
+
+    @registry.step
+    async def other(state: Any) -> str:
+        await go.wait()
+        return "went on"
+
+    registry.workflow("cancels", [cancels])
+    registry.workflow("other", [other])
+    async with Executor(registry, store=store) as executor:
+        beside = await executor.start("other")
+        assert await (await executor.start("cancels", False)).result() == 2
+        with pytest.raises(ExecutionFailedError, match="CancelledError"):
+            await (await executor.start("cancels", True)).result()
+        go.set()
+        assert await beside.result() == "went on"
+
+
+@pytest.mark.usefixtures("asyncio_alone")
+@pytest.mark.parametrize("awaits", [True, False])
+async def test_an_execution_whose_task_is_cancelled_by_name_goes_on_by_itself(store, awaits):
+    """A cancellation that comes too late for the step comes out where its checkpoint is awaited."""
+    registry = StepRegistry()
+    ran: list[str] = []
+
+    @registry.step
+    async def first(state: Any) -> str:
+        ran.append("first")
+        if len(ran) == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            if awaits:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await anyio.sleep(60)
+        return "a"
+
+    @registry.step
+    async def second(state: str) -> str:
+        ran.append("second")
+        return state + "b"
+
+    registry.workflow("work", [first, second])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work")
+        with anyio.fail_after(PATIENCE):
+            assert await run.result() == "ab"
+    assert ran == ["first", "second"]

@@ -51,6 +51,8 @@ class _Host:
 
     attention = False
     checkpoint_interval = 0.0
+    goes_on = False
+    """It runs in the test's own task: who cancels that means the test."""
 
     def __init__(self, info: StepInfo, ledger: Ledger, children: Children | None) -> None:
         self._info, self.ledger, self._children = info, ledger, children
