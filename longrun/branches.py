@@ -99,6 +99,7 @@ class Branches:
         self._errors: dict[int, Exception] = {}
         self._results: list[Any] = [MISSING] * len(items)
         self._done = 0
+        self._task = current_task()
         self._read_stored(group)
         self._shows = not self._around
         if self._shows:
@@ -147,6 +148,8 @@ class Branches:
             raise _only(group) from None
         if len(self._errors) > tolerate:
             self._raise(tolerate)
+        if any(result is MISSING for result in self._results):
+            raise StepError(f"a branch of the map {self._name!r} ended without a result: something cancelled its task")
         await self._keep_failures()
         return self._results
 
@@ -166,13 +169,22 @@ class Branches:
             result = await call(prefix, self._items[n])
         except BaseException as error:
             self._own(self._ledger.leave(prefix))
-            failure = as_failure(error)
-            if failure is None:
+            if as_failure(error) is None and not self._cancelled_itself(error):
                 raise
-            self._errors[n] = failure
-            self._results[n] = BranchFailure(index=n, error=describe(failure))
+            self._fail(n, error)
         else:
             await self._save(n, prefix, result)
+
+    def _cancelled_itself(self, error: BaseException) -> bool:
+        """Whether the branch has cancelled the task that it runs in, and nobody is ending the map: a failure then."""
+        ending = anyio.current_effective_deadline() == -math.inf
+        return not ending and (self._task is None or not self._task.cancelling()) and take_back(error)
+
+    def _fail(self, n: int, error: BaseException) -> None:
+        failure = as_failure(error)
+        assert failure is not None
+        self._errors[n] = failure
+        self._results[n] = BranchFailure(index=n, error=describe(failure))
 
     async def _save(self, n: int, prefix: str, result: Any) -> None:
         tree = codec.unstructure(result, self._type, f"{self._name}[{n}]")

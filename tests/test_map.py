@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 import threading
@@ -533,3 +534,27 @@ async def test_ten_thousand_branches_take_a_time_in_proportion(store):
         return sum(await ctx.map(branch, range(10_000), limit=50))
 
     assert await run(registry_of(step), store, config=ExecutorConfig(checkpoint_interval=60)) == sum(range(10_000))
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_branch_that_cancels_its_own_task_has_no_result_and_the_step_fails(anyio_backend_name, late):
+    """Late: it returns, and the cancellation comes out where its result is saved. It is never left out silently."""
+    if anyio_backend_name != "asyncio":
+        pytest.skip("asyncio alone lets a task be cancelled by its name")
+    attempts: list[int] = []
+
+    async def branch(n: int) -> int:
+        if n == 2 and len(attempts) == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            if not late:
+                await anyio.sleep(60)
+        return n
+
+    async def step(ctx: StepContext, state) -> list[int]:
+        attempts.append(ctx.attempt)
+        return await ctx.map(branch, [1, 2, 3], limit=2)
+
+    assert await run(registry_of(step, retry=AT_ONCE)) == [1, 2, 3]
+    assert attempts == [1, 2]
