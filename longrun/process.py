@@ -30,6 +30,8 @@ from longrun.threads import call_from_thread
 
 IDLE = 4
 """Children kept for the next step once theirs has ended."""
+LAST_WORDS = 2.0
+"""How long a child that has closed its pipe may take to end."""
 DIRECTIVE = {kind.__name__: kind for kind in DIRECTIVES}
 
 
@@ -61,7 +63,12 @@ class Child:
     def end(self) -> str:
         """Close the pipe, which ends an idle child, and say how it ended."""
         self.pipe.close()
-        code = self._process.wait()
+        try:
+            code = self._process.wait(LAST_WORDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return "closed its pipe and did not end"
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"

@@ -395,7 +395,8 @@ class Runner:
             self.attention = True
             return True
         if outcome.error is not None:
-            return await self._course.failed(step, outcome.error)
+            error, outcome.error = outcome.error, None  # the frames in its traceback have the outcome in a variable
+            return await self._course.failed(step, error)
         try:
             return await self._course.stopped(step, outcome.value)
         except (CodecError, StepError, RegistrationError) as error:

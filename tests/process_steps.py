@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -41,6 +42,17 @@ def die(state: dict[str, Any]) -> dict[str, Any]:
 
 def leave(state: dict[str, Any]) -> dict[str, Any]:
     os._exit(3)
+
+
+def hang_up(state: dict[str, Any]) -> dict[str, Any]:
+    """Close everything that is open, its pipe too, and stay."""
+    os.closerange(3, 100)
+    threading.Event().wait()
+    return state
+
+
+async def in_a_loop(state: dict[str, Any]) -> dict[str, Any]:
+    return state
 
 
 def exit_politely(state: dict[str, Any]) -> dict[str, Any]:

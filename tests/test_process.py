@@ -22,6 +22,7 @@ from longrun import (
     RetryPolicy,
     StepRegistry,
     StepSignatureError,
+    process,
 )
 from longrun.errors import StepProcessError, UnsupportedInProcessError
 from longrun.process import IDLE, Child, ProcessEngine, _drive, _serve
@@ -252,3 +253,14 @@ async def test_an_executor_ends_its_idle_children() -> None:
         result = await (await executor.start("w", {"n": 1})).result()
         assert is_running(result["pid"])
     assert not is_running(result["pid"])
+
+
+async def test_a_child_that_closes_its_pipe_and_stays_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "LAST_WORDS", 0.05)
+    with pytest.raises(ExecutionFailedError, match="closed its pipe and did not end"):
+        await result_of(registry_of(process_steps.hang_up, retry=RetryPolicy(max_attempts=1)), {})
+
+
+def test_an_async_function_is_refused_when_it_is_registered() -> None:
+    with pytest.raises(StepSignatureError, match="give a plain function"):
+        registry_of(process_steps.in_a_loop)
