@@ -437,6 +437,7 @@ async def test_a_database_that_fails_tells_everybody_whose_turn_it_was(
             for id in "bcd":
                 group.start_soon(replace, id)
     assert sorted(answers) == ["b", "c", "d"]
+    await tasks.close()
 
 
 def _away(*args: object) -> bool:
@@ -458,6 +459,7 @@ async def test_a_driver_that_does_not_count_its_rows_replaces_one_by_one(
         for id, expected in (("a", 1), ("b", None), ("c", 7)):
             group.start_soon(replace, id, expected)
     assert replaced == {"a": True, "b": True, "c": False}
+    await tasks.close()
 
 
 async def test_a_column_of_a_type_that_python_has_no_word_for_holds_no_bytes(tmp_path: Path) -> None:
