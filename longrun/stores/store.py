@@ -109,9 +109,13 @@ class CheckpointStore:
     async def save(self, save: Save) -> None:
         """Durable when it returns. `LeaseLostError` if another process owns the execution now."""
         await self._write(save)
+        if self._watcher.shared and _is_news(save):
+            self._watcher.tell()
 
     def submit(self, save: Save, done: Done, loop: Loop | None = None) -> None:
         """Hand a save over without waiting; `done` gets None or the error, in `loop` or else in this one."""
+        if self._watcher.shared and _is_news(save):
+            done = partial(self._watcher.told, done)
         self._writer.put(save, done, loop or current_loop())
 
     async def send(self, id: str, message: Message, *, limit: int = 1000) -> int:
@@ -312,6 +316,11 @@ class CheckpointStore:
         return await self._readers.run(function, *args)
 
 
+def _is_news(save: Save) -> bool:
+    """Whether others wait for such a save: it lets go, ends, or takes what somebody sent."""
+    return save.head.owner is None or bool(save.take) or save.head.state.finished
+
+
 def _message_context(id: str, message: Message) -> str:
     """What a payload is bound to: its number is not known when it is sealed, but who sent what when is."""
     return f"{id}/message/{message.kind}/{message.name}/{message.key}/{message.sent!r}"
@@ -326,11 +335,14 @@ class _Watcher:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self.shared = False
+        """Whether several listen, who have to be told of each other: executors, clients, a dashboard."""
 
     def add(self, loop: Loop, changed: Callable[[], object]) -> Callable[[], None]:
         mark = object()
         with self._lock:
             self._listeners[mark] = (loop, changed)
+            self.shared = len(self._listeners) > 1
             if self._thread is None:
                 self._stopping.clear()
                 self._thread = threading.Thread(target=self._run, name="longrun-watcher", daemon=True)
@@ -340,6 +352,7 @@ class _Watcher:
     def _remove(self, mark: object) -> None:
         with self._lock:
             self._listeners.pop(mark, None)
+            self.shared = len(self._listeners) > 1
 
     def stop(self) -> None:
         self._stopping.set()
@@ -358,6 +371,11 @@ class _Watcher:
                 changed = True
             if changed:
                 self.tell()
+
+    def told(self, done: Done, answer: Any) -> None:
+        """The answer to a save that is news: first to who made it."""
+        done(answer)
+        self.tell()
 
     def tell(self) -> None:
         """Something may have changed. A backend hears of others alone: who shares a store object tells each other."""

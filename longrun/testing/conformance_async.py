@@ -169,6 +169,30 @@ class AsyncContract(ConformanceBase):
             assert await store.next_due() == 0
 
     @both
+    async def test_those_who_share_a_store_hear_of_each_other(self, store: CheckpointStore) -> None:
+        """I4: an execution that ends is told to all who watch, also to those for whom the writer is their own."""
+        async with soon(), store:
+            heads = []
+            for n in range(3):
+                new = owned(f"a{n}")
+                await store.create(new)
+                heads.append(new.head)
+            told = [anyio.Event(), anyio.Event()]
+            stops = [store.watch(lambda n=n: told[n].set()) for n in range(2)]  # type: ignore[misc]  # n is bound
+            ended = {"state": ExecutionState.COMPLETED, "owner": None, "ended": NOW}
+            for n, head in enumerate(heads):  # the first look of a watcher may be a guess; it makes only one
+                told[:] = [anyio.Event(), anyio.Event()]
+                save = change(f"a{n}", head, head_fields=ended)
+                if n == 0:
+                    await store.save(save)
+                else:
+                    store.submit(save, lambda answer: None)
+                for event in told:
+                    await event.wait()
+            for stop in stops:
+                stop()
+
+    @both
     async def test_two_stores(self, store: CheckpointStore, other_store: CheckpointStore) -> None:
         """I3: a takeover through one store shuts out the owner at the other."""
         self.needs("fenced")
