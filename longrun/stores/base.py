@@ -111,8 +111,10 @@ class StoreBackend(abc.ABC):
 
     @abc.abstractmethod
     def delete(self, ids: Sequence[str]) -> list[bool]:
-        """Remove each finished execution with all that belongs to it; False for what is not finished or not there. What
-        nothing can be read of may be removed too."""
+        """Remove each finished execution with all that belongs to it; False for what is not finished or not there.
+
+        What `load` calls unreadable (`CorruptDataError`) is removed too, whatever its state: nobody can go on with it.
+        Its bytes stay in quarantine (I5)."""
 
     # readers
 

@@ -133,9 +133,19 @@ class PostgresBackend(StoreBackend):
     def _delete(self, ids: Sequence[str], found: set[str], connection: Connection) -> None:
         with connection.transaction():
             removable = [id for (id,) in self._queries.run(connection, "lock_finished", ids=Texts(ids))]
+            removable += self._set_unreadable_aside(connection, [id for id in ids if id not in removable])
             if removable:
                 found.update(removable)
                 self._queries.run(connection, "delete", ids=Texts(removable))
+
+    def _set_unreadable_aside(self, connection: Connection, ids: Sequence[str]) -> list[str]:
+        """Those of which nothing can be read; all there is of them is copied to the quarantine, so that they may go."""
+        there = [id for (id,) in self._queries.run(connection, "lock_all", ids=Texts(ids))] if ids else []
+        found = Loader(connection, self._queries).load(there) if there else {}
+        unreadable = [id for id, one in found.items() if isinstance(one, CorruptDataError)]
+        if unreadable:
+            self._queries.run(connection, "set_all_aside", ids=Texts(unreadable))
+        return unreadable
 
     # readers
 

@@ -209,7 +209,17 @@ class RedisBackend(StoreBackend):
             name = f"{self._link.name}:delete"
             reply = self._link.repeated("delete", name, self._next(), *ids[at : at + DELETED])
             found += [answer == ord("1") for answer in reply]
+        left = [id for id, deleted in zip(ids, found, strict=True) if not deleted]
+        for id, loaded in list(self._reader.loads(list(dict.fromkeys(left)))):
+            if isinstance(loaded, CorruptDataError):
+                found[ids.index(id)] = self._discard(id)
         return found
+
+    def _discard(self, id: str) -> bool:
+        """Remove one of which nothing can be read."""
+        control = self._link.read("HGET", self._link.base + b"x:" + id.encode(), "c")
+        name = f"{self._link.name}:delete"
+        return control is not None and bool(int(self._link.repeated("discard", name, self._next(), id, control)))
 
     # readers
 

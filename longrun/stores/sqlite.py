@@ -28,7 +28,7 @@ from longrun.stores import rows
 from longrun.stores._sqlite import find as finding
 from longrun.stores._sqlite import sql
 from longrun.stores._sqlite.batch import Batch, Known
-from longrun.stores._sqlite.claims import give, repair
+from longrun.stores._sqlite.claims import give, repair, set_aside_unreadable
 from longrun.stores._sqlite.file import KIND, SAFE_RESET_SQLITE, DatabaseFile, fold_wal, is_busy, translate
 from longrun.stores._sqlite.load import Found, load_all, read_boundaries, read_checkpoint, read_messages
 from longrun.stores.base import Answer, StoreBackend
@@ -150,6 +150,7 @@ class SQLiteBackend(StoreBackend):
     def delete(self, ids: Sequence[str]) -> list[bool]:
         def work(connection: sqlite3.Connection) -> dict[str, int]:
             keys = dict(connection.execute(sql.FINISHED, (json.dumps(list(ids)),)).fetchall())
+            keys |= set_aside_unreadable(connection, [id for id in ids if id not in keys], self._clock.now())
             listed = json.dumps(list(keys.values()))
             for statement in sql.DELETE:
                 connection.execute(statement, (listed,))

@@ -43,6 +43,11 @@ class ConformanceBase:
         """Another store object on the same place, as another process would have it. Only called after `make_store`."""
         return self.make_store()
 
+    def damage_definition(self, id: str) -> None:
+        """Change the stored definition of an execution so that it cannot be read, as a bad disk would. Called while no
+        store is open. Whoever does not override it has not shown what becomes of such a one."""
+        pytest.skip("this store does not say how it could be damaged")
+
     # fixtures
 
     @pytest.fixture(params=LOOPS)

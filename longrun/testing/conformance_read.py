@@ -11,11 +11,21 @@ import threading
 import attrs
 import pytest
 
+from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
 from longrun.stored import Boundary, Head, Query, Save
 from longrun.stores.base import StoreBackend
-from longrun.testing.conformance_base import PATIENCE, ConformanceBase, beside, created, done, loaded
-from longrun.testing.samples import NOW, boundary, change, create, owned, send, step
+from longrun.testing.conformance_base import (
+    PATIENCE,
+    ConformanceBase,
+    beside,
+    created,
+    done,
+    ids_of,
+    loaded,
+    opened,
+)
+from longrun.testing.samples import EVERY_STATE, NOW, boundary, change, claim, create, owned, send, step
 
 
 def rows(found: list[Boundary]) -> list[Boundary]:
@@ -202,3 +212,25 @@ class DeleteContract(ConformanceBase):
         assert backend.delete(["a", "c"]) == [False, False]
         assert backend.delete([]) == []
         assert [one.definition.id for one in backend.find(Query())] == ["b"]
+
+    @pytest.mark.parametrize("state", list(ExecutionState))
+    def test_what_cannot_be_read_can_be_removed(self, state: ExecutionState) -> None:
+        """I5: whatever state it was in, nobody can go on with it; nothing of it shows in another of the same id."""
+        new = owned("a", state=state, blobs={"b": b"x"}, parent_id="p")
+        with opened(self.make_store().backend) as backend:
+            done(backend, new, send("a", key="k"), step("a", new.head, put={"e": b"1"}))
+            created(backend, create("b"))
+        self.damage_definition("a")
+        with opened(self.second_store().backend) as backend:
+            with pytest.raises(CorruptDataError):
+                backend.load("a")
+            assert backend.delete(["a", "b", "a"]) == [True, False, False]
+            assert backend.delete(["a"]) == [False]
+            assert [one.definition.id for one in backend.find(Query())] == ["b"]
+            assert sum(backend.count(Query()).values()) == 1
+            assert ids_of(backend.claim(claim("you", dead=frozenset({"me"}), states=EVERY_STATE))) == ["b"]
+            created(backend, create("a", ExecutionState.INITIALIZED, data=b"anew"))
+            found = loaded(backend, "a")
+            assert (found.boundary.data, found.entries, found.messages, found.blobs) == (b"anew", {}, (), {})
+            assert [one.seq for one in backend.boundaries("a")] == [1]
+            assert done(backend, send("a", key="k")) == [1]

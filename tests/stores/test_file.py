@@ -23,6 +23,10 @@ class TestFileStore(StoreConformance):
     def make_store(self) -> CheckpointStore:
         return FileCheckpointStore(self.path)
 
+    def damage_definition(self, id: str) -> None:
+        (journal,) = [*(self.path / "live").glob(f"{id}.*"), *(self.path / "done").glob(f"{id}.*")]
+        journal.write_bytes(bytes(journal.stat().st_size))
+
     def test_a_takeover_while_the_owner_writes(self, backend: StoreBackend, other: StoreBackend) -> None:
         """I1, I3: the new owner gets every write that was acknowledged, and none is acknowledged after it.
 

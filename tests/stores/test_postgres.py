@@ -53,6 +53,11 @@ class TestPostgresStore(StoreConformance):
     def make_store(self) -> CheckpointStore:
         return PostgresCheckpointStore(self.url, schema=self.schema)
 
+    def damage_definition(self, id: str) -> None:
+        with psycopg.connect(self.url) as connection:
+            statement = f'UPDATE "{self.schema}".definitions SET version = %s WHERE id = %s'
+            connection.execute(statement.encode(), ("changed", id))
+
 
 class TestPostgresStoreOnAPool(SaveContract, MessageContract):
     """An application's own pool, with its own habits: transactions by default, and only one connection."""

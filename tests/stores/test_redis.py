@@ -27,3 +27,7 @@ class TestRedisStore(StoreConformance):
 
     def make_store(self) -> CheckpointStore:
         return RedisCheckpointStore(self.url, prefix=self.prefix)
+
+    def damage_definition(self, id: str) -> None:
+        with redis.Redis.from_url(self.url) as client:
+            client.hset(f"{{{self.prefix}}}:x:{id}", "d", b"changed")

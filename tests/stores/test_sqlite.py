@@ -45,6 +45,9 @@ class TestSQLiteStore(StoreConformance):
     def make_store(self) -> SQLiteCheckpointStore:
         return SQLiteCheckpointStore(self.path)
 
+    def damage_definition(self, id: str) -> None:
+        spoil(self.path, "UPDATE execution SET version = 'changed' WHERE id = ?", id)
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

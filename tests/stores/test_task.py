@@ -102,6 +102,9 @@ class TestFencedTaskStore(StoreConformance):
     def make_store(self) -> CheckpointStore:
         return TaskCheckpointStore(self.adapter)
 
+    def damage_definition(self, id: str) -> None:
+        self.adapter.rows[id] = attrs.evolve(self.adapter.rows[id], data=b"changed")
+
 
 class TestTaskStoreOfSixMethods(StoreConformance):
     fenced = False
@@ -113,6 +116,9 @@ class TestTaskStoreOfSixMethods(StoreConformance):
 
     def make_store(self) -> CheckpointStore:
         return TaskCheckpointStore(self.adapter)
+
+    def damage_definition(self, id: str) -> None:
+        self.adapter.rows[id] = attrs.evolve(self.adapter.rows[id], data=b"changed")
 
 
 @contextlib.contextmanager

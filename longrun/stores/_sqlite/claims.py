@@ -17,7 +17,7 @@ from longrun.stored import Claim, Head, Loaded
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
 from longrun.stores._sqlite.load import Found, load_all
-from longrun.stores.assemble import Assembled
+from longrun.stores.assemble import Assembled, quarantined
 
 _STARTED = frozenset({ExecutionState.RUNNING, ExecutionState.RESUMING})
 
@@ -54,6 +54,17 @@ def repair(connection: sqlite3.Connection, found: Found, now: float, *, copy_onl
             connection.execute(sql.DROP_MESSAGE, (found.key, int(name)))
     if found.assembled.entries_dropped and not copy_only:
         connection.execute(sql.CLEAR_ENTRIES, (found.key,))
+
+
+def set_aside_unreadable(connection: sqlite3.Connection, ids: list[str], now: float) -> dict[str, int]:
+    """Id and key of each that cannot be read at all; every row of it is copied to the quarantine, so that it may go."""
+    keys = [key for _, key in connection.execute(sql.KEYS, (json.dumps(ids),))] if ids else []
+    found = [one for one in load_all(connection, keys) if isinstance(one.assembled, CorruptDataError)]
+    for one in found:
+        for table, statement in sql.ALL_OF.items():
+            for row in connection.execute(statement, (one.key,)).fetchall():
+                connection.execute(sql.QUARANTINE, (one.id, f"deleted/{table}", now, quarantined(row)))
+    return {one.id: one.key for one in found}
 
 
 def _owned(assembled: Assembled, owner: str) -> Loaded:

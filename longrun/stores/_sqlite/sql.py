@@ -188,18 +188,21 @@ FINISHED = """
 SELECT id, key FROM execution
 WHERE id IN (SELECT value FROM json_each(?)) AND state IN ('completed', 'failed', 'cancelled')
 """
+KEYS = "SELECT id, key FROM execution WHERE id IN (SELECT value FROM json_each(?))"
+TABLES = {
+    "boundary": "execution",
+    "blob": "execution",
+    "entry": "execution",
+    "message": "execution",
+    "steps": "execution",
+    "head": "execution",
+    "execution": "key",
+}
+"""Every table with rows of an execution, and the column that says of which."""
 DELETE = tuple(
-    f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))"
-    for table, column in (
-        ("boundary", "execution"),
-        ("blob", "execution"),
-        ("entry", "execution"),
-        ("message", "execution"),
-        ("steps", "execution"),
-        ("head", "execution"),
-        ("execution", "key"),
-    )
+    f"DELETE FROM {table} WHERE {column} IN (SELECT value FROM json_each(?))" for table, column in TABLES.items()
 )
+ALL_OF = {table: f"SELECT * FROM {table} WHERE {column} = ?" for table, column in TABLES.items()}
 
 REGISTER = "INSERT OR REPLACE INTO owner (id, life, workflows, queues, expires) VALUES (?, ?, ?, ?, ?)"
 RENEW = "UPDATE owner SET expires = ? WHERE id = ?"

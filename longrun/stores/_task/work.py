@@ -210,14 +210,26 @@ class TaskWork:
 
     async def _delete(self, id: str) -> bool:
         """Mark it, so that nobody can claim it any more, then remove it."""
-        taken = await self._take(id)
+        try:
+            taken = await self._take(id)
+        except CorruptDataError:  # nothing of it can be read, and its bytes are in quarantine by now
+            return await self._discard(id)
         document = taken.document
         if document is None or not document.head.state.finished:
             return False
-        mark = tombstone(document, (taken.revision or 0) + 1)
-        if not await self.table.put(mark, taken.revision):
+        return await self._remove(tombstone(document, (taken.revision or 0) + 1), taken.revision)
+
+    async def _discard(self, id: str) -> bool:
+        record = await self.table.get(id)
+        if record is None:
             return False
-        self._known.pop(id, None)
+        metadata = {"longrun": "deleted", "revision": str(record.revision + 1)}
+        return await self._remove(TaskRecord(id, INTERNAL, 0.0, record.data, metadata), record.revision)
+
+    async def _remove(self, mark: TaskRecord, expected: int | None) -> bool:
+        if not await self.table.put(mark, expected):
+            return False
+        self._known.pop(mark.id, None)
         await self._bury(mark)
         return True
 

@@ -404,6 +404,30 @@ FROM {schema}.owners ORDER BY id
 SELECT id FROM {schema}.heads
 WHERE id = ANY(%(ids)s) AND state IN ('completed', 'failed', 'cancelled') ORDER BY id FOR UPDATE
 
+-- name: lock_all
+SELECT id FROM {schema}.heads WHERE id = ANY(%(ids)s) ORDER BY id FOR UPDATE
+
+-- name: set_all_aside
+-- Every row of executions that nobody can read, before they go.
+INSERT INTO {schema}.quarantine (execution, part, digest, content)
+SELECT execution, left('deleted/' || part, 200), md5(content), content FROM (
+    SELECT id, 'head', row_to_json(t)::text FROM {schema}.heads AS t WHERE id = ANY(%(ids)s)
+    UNION ALL
+    SELECT id, 'definition', row_to_json(t)::text FROM {schema}.definitions AS t WHERE id = ANY(%(ids)s)
+    UNION ALL
+    SELECT execution, 'boundary/' || seq, row_to_json(t)::text
+    FROM {schema}.boundaries AS t WHERE execution = ANY(%(ids)s)
+    UNION ALL
+    SELECT execution, 'state/' || seq, row_to_json(t)::text FROM {schema}.states AS t WHERE execution = ANY(%(ids)s)
+    UNION ALL
+    SELECT execution, 'blob/' || name, row_to_json(t)::text FROM {schema}.blobs AS t WHERE execution = ANY(%(ids)s)
+    UNION ALL
+    SELECT execution, 'entry/' || key, row_to_json(t)::text FROM {schema}.entries AS t WHERE execution = ANY(%(ids)s)
+    UNION ALL
+    SELECT execution, 'message/' || id, row_to_json(t)::text FROM {schema}.messages AS t WHERE execution = ANY(%(ids)s)
+) AS r (execution, part, content)
+ON CONFLICT DO NOTHING
+
 -- name: delete
 WITH a AS (DELETE FROM {schema}.heads WHERE id = ANY(%(ids)s)),
     b AS (DELETE FROM {schema}.boundaries WHERE execution = ANY(%(ids)s)),
