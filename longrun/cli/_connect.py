@@ -26,7 +26,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SCHEMES = frozenset(
-    {"memory", "file", "sqlite", "postgresql", "postgres", "redis", "rediss", "valkey", "unix", "redis+unix"}
+    {
+        "memory",
+        "file",
+        "sqlite",
+        "postgresql",
+        "postgres",
+        "redis",
+        "rediss",
+        "valkey",
+        "unix",
+        "redis+unix",
+        "replicated",
+    }
 )
 _OBJECT = re.compile(r"(?P<module>[\w.]+|[^:]+\.py):(?P<name>[\w.]+)")
 
@@ -71,16 +83,33 @@ def make_store(text: str | None, *, create: bool = False) -> CheckpointStore:
 
 def _must_exist(url: str) -> None:
     from longrun.errors import StoreUnavailableError
+
+    places = [_place(one) for one in _stores_of(url)]
+    missing = [place for place in places if place is not None and not os.path.lexists(place[1])]
+    if len(missing) == len(places):  # of a pair, one may be gone: that is what the other is for
+        scheme, path = missing[0]
+        raise StoreUnavailableError(
+            scheme, f"there is none at {path!r}; name another with --store, or begin with longrun run"
+        )
+
+
+def _stores_of(url: str) -> list[str]:
+    if not url.startswith("replicated:"):
+        return [url]
+    from longrun.stores._replicated.address import parse
+
+    address = parse(url)
+    return [address.primary, address.secondary]
+
+
+def _place(url: str) -> tuple[str, str] | None:
+    """Scheme and path of a store on disk."""
     from longrun.stores import _file_path, _sqlite_path
 
     scheme, _, rest = url.partition(":")
     if scheme not in ("file", "sqlite"):
-        return
-    path = _file_path(rest) if scheme == "file" else _sqlite_path(rest)
-    if not os.path.lexists(path):
-        raise StoreUnavailableError(
-            scheme, f"there is none at {path!r}; name another with --store, or begin with longrun run"
-        )
+        return None
+    return scheme, _file_path(rest) if scheme == "file" else _sqlite_path(rest)
 
 
 @contextlib.asynccontextmanager

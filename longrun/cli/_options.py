@@ -19,7 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 store_option = click.option(
     "--store",
     metavar="URL",
-    help="Where executions are kept: file:DIR, sqlite:///PATH, postgresql://…, redis://…, or module:name.",
+    help="Where executions are kept: file:DIR, sqlite:///PATH, postgresql://…, redis://…, "
+    "replicated:?primary=URL&secondary=URL, or module:name.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON (one schema for all commands).")
 loop_option = click.option("--loop", metavar="NAME", help="The event loop: asyncio or trio.")

@@ -134,6 +134,10 @@ def _checked(path: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 def _relative_to(folder: Path, store: str) -> str:
     """A relative path in a store's URL, from the folder of the file that names it."""
+    if store.startswith("replicated:"):
+        from longrun.stores._replicated.address import with_stores
+
+        return with_stores(store, lambda url: _relative_to(folder, url))
     for prefix in ("file:", "sqlite:///"):
         rest = store.removeprefix(prefix)
         if rest != store and not rest.startswith("/"):

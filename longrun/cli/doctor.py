@@ -32,6 +32,7 @@ SKEW = 5.0
 LITTLE_SPACE = 200 * 2**20
 PAGE = 500
 PAGES = 40
+SIDES = ("primary", "secondary")
 
 
 @frozen
@@ -115,7 +116,27 @@ async def _settings(store: CheckpointStore) -> list[Check]:
     import anyio.to_thread
 
     facts = await anyio.to_thread.run_sync(store.backend.describe)
-    return [*_durability(facts), *_place(facts), *_quarantine(facts)]
+    if "standby" not in facts:
+        return [*_durability(facts), *_place(facts), *_quarantine(facts)]
+    found = list(_pair(facts))
+    for name in SIDES:
+        side = facts.get(name)
+        if isinstance(side, Mapping):
+            checks = [*_durability(side), *_place(side), *_quarantine(side)]
+            found += [attrs.evolve(check, name=f"{name}: {check.name}") for check in checks]
+    return found
+
+
+def _pair(facts: Mapping[str, Any]) -> Iterator[Check]:
+    """How two stores in step are doing."""
+    away = [name for name in SIDES if name not in facts]
+    told = f"the {facts['active']} is active, the standby is {facts['standby']}, {facts['mode']}"
+    if away:
+        yield Check("pair", "warn", f"{told}; the {away[0]} does not answer")
+    else:
+        yield Check("pair", "ok" if facts["standby"] == "level" else "warn", told)
+    if not facts["automatic_failover"]:
+        yield Check("failover", "warn", "no witness: if the active store dies, somebody has to call failover()")
 
 
 def _durability(facts: Mapping[str, Any]) -> Iterator[Check]:

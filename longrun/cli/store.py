@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -45,11 +46,14 @@ async def _info(store: Any) -> tuple[dict[str, object], Any]:
 
 
 def plain_facts(facts: Any) -> dict[str, object]:
-    """What a backend says of itself, as JSON values without a password."""
-    return {
-        str(name): value if isinstance(value, bool | int | float | type(None)) else _plain(value)
-        for name, value in facts.items()
-    }
+    """What a backend says of itself, as JSON values without a password; of a pair, what each of the two says."""
+    found: dict[str, object] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{one}": fact for one, fact in plain_facts(value).items()}
+        else:
+            found[str(name)] = value if isinstance(value, bool | int | float | type(None)) else _plain(value)
+    return found
 
 
 def _plain(value: object) -> object:

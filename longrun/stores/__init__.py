@@ -45,7 +45,7 @@ WHERE = {
     "SQLAlchemyTaskStore": "sqlalchemy_tasks",
     "copy_store": "copy",
 }
-SCHEMES = ("memory:", "file:DIR", "sqlite:///PATH", "postgresql://…", "redis://…")
+SCHEMES = ("memory:", "file:DIR", "sqlite:///PATH", "postgresql://…", "redis://…", "replicated:?primary=…&secondary=…")
 
 __all__ = [*WHERE, "open_store"]  # noqa: PLE0604 -- the names are the keys above
 
@@ -57,7 +57,14 @@ def __getattr__(name: str) -> Any:
 
 
 def open_store(url: str, **options: Any) -> CheckpointStore:
-    """The store that a URL names. It is opened on entering it, or by whoever uses it."""
+    """The store that a URL names. It is opened on entering it, or by whoever uses it.
+
+    `memory:`, `file:DIR`, `sqlite:///PATH` (a fourth slash makes it absolute), `postgresql://…` and `redis://…` (also
+    `rediss://`, `valkey://`, `unix://`) are stores; `replicated:?primary=URL&secondary=URL` is two of them in step, see
+    `ReplicatedCheckpointStore`. There the URLs are percent-encoded, and may be followed by `witness=URL` (`file:DIR` is
+    a `DirectoryWitness`, any other store a `StoreWitness`, with `witness_name=` if several pairs share it), by
+    `mode=async` and by the numbers that the class takes. `options` go to the class of the store.
+    """
     scheme, colon, rest = str(url).partition(":")
     if not colon:
         raise StoreSettingsError("checkpoint", f"a URL is needed, one of {', '.join(SCHEMES)}")
@@ -72,9 +79,38 @@ def open_store(url: str, **options: Any) -> CheckpointStore:
         store = __getattr__("PostgresCheckpointStore")(url, **options)
     elif scheme in ("redis", "rediss", "valkey", "unix", "redis+unix"):
         store = __getattr__("RedisCheckpointStore")(url, **options)
+    elif scheme == "replicated":
+        store = _pair(str(url), options)
     else:
         raise StoreSettingsError("checkpoint", f"{scheme!r} is no kind of store; use one of {', '.join(SCHEMES)}")
     return store
+
+
+def _pair(url: str, options: dict[str, Any]) -> CheckpointStore:
+    from longrun.stores._replicated.address import parse
+
+    address = parse(url)
+    if address.witness is not None:
+        options = {"witness": _witness(address.witness, address.witness_name), **options}
+    primary, secondary = _part("primary", address.primary), _part("secondary", address.secondary)
+    pair: CheckpointStore = __getattr__("ReplicatedCheckpointStore")(
+        primary, secondary, **{**address.options, **options}
+    )
+    return pair
+
+
+def _witness(url: str, name: str | None) -> Any:
+    if url.startswith("file:"):
+        return __getattr__("DirectoryWitness")(_file_path(url.removeprefix("file:")))
+    return __getattr__("StoreWitness")(_part("witness", url), **({} if name is None else {"name": name}))
+
+
+def _part(name: str, url: str) -> CheckpointStore:
+    """One of the stores of a pair; an error says which of them it is about."""
+    try:
+        return open_store(url)
+    except StoreSettingsError as error:
+        raise StoreSettingsError("replicated", f"its {name}: {error.problem}") from error
 
 
 def _file_path(rest: str) -> str:

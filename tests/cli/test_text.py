@@ -89,11 +89,27 @@ def test_what_is_no_duration_is_refused(given: str) -> None:
         "cannot reach postgresql://me:s3c@s3c/s3c:x@host, sorry",
         "postgresql://host/db?user=me&password=s3cret&x=1",
         "host=h password=s3cret dbname=d",
+        "replicated:?primary=postgresql://me:s3cret@host/db&secondary=redis://:s3cret@host",
+        "replicated:?primary=postgresql%3A%2F%2Fme%3As3cret%40host%2Fdb&secondary=redis%3a%2f%2f%3as3c%2540ret%40host",
+        "replicated:?primary=file:a&secondary=postgresql%3A//me%3As3cret%40host/db",
+        "replicated:?primary=postgresql%3A%2F%2Fhost%2Fdb%3Fuser%3Dme%26password%3Ds3cret%26x%3D1&secondary=file:a",
     ],
 )
 def test_passwords_are_hidden(given: str) -> None:
     assert "s3c" not in text.hide_secrets(given)
     assert "***" in text.hide_secrets(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "replicated:?primary=postgresql%3A%2F%2Fhost%2Fdb&secondary=redis%3A%2F%2Fhost%3A6379%2F0&mode=async",
+        "postgresql://me@host/db",
+        "file:/srv/a%40b",
+    ],
+)
+def test_what_has_no_password_is_shown_as_it_is(given: str) -> None:
+    assert text.hide_secrets(given) == given
 
 
 def test_every_state_has_a_word_a_glyph_and_a_colour() -> None:

@@ -104,6 +104,7 @@ class ReadingBackend(StoreBackend):
             "mode": "async" if self._rules.asynchronous else "sync",
             "automatic_failover": self._council.automatic,
             "active": None if term is None else term.active,
+            "standby": None if term is None else term.standby,
             "generation": None if term is None else term.generation,
             **{side.name: dict(side.backend.describe()) for side in self._sides if side.healthy},
         }

@@ -1,0 +1,88 @@
+"""Every command takes a pair of stores, named by its URL."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longrun.cli._settings import Settings
+from tests.cli.conftest import APP, call, finished, prepare, read, shown, submitted, until
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    a, b = f"file:{tmp_path / 'a'}", f"sqlite:///{tmp_path / 'b.db'}"
+    return f"replicated:?primary={a}&secondary={b}&witness=file:{tmp_path / 'w'}"
+
+
+def test_commands_look_at_a_pair_and_control_it(url: str) -> None:
+    prepare(url, finished("approve", {}, "waiting"), submitted("site", "queued", queue="slow"))
+    assert len(read("list", "--store", url)["executions"]) == 2
+    call("signal", "waiting", "approval", "--store", url)
+    call("queues", "limit", "slow", "--concurrency", "2", "--store", url)
+    call("cancel", "queued", "--store", url)
+    assert shown(url, "queued")["execution"]["state"] == "cancelled"
+    call("delete", "queued", "--store", url)
+    call("show", "queued", "--store", url, code=3)
+    facts = read("store", "info", "--store", url)["facts"]
+    wanted = {"kind": "replicated", "active": "primary", "primary.kind": "file", "secondary.kind": "sqlite"}
+    assert {name: facts[name] for name in wanted} == wanted
+
+
+def test_a_worker_runs_from_a_pair(url: str, process: Callable[..., Any]) -> None:
+    prepare(url, submitted("site", "x", {"pages": 2}))
+    worker = process("worker", APP, "--store", url)
+    until(lambda: shown(url, "x").get("execution", {}).get("state") == "completed", "the worker runs it")
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+
+
+def test_a_pair_is_copied_from_and_to(url: str, tmp_path: Path) -> None:
+    prepare(url, finished("site", {"pages": 2}, "done"), submitted("site", "queued"))
+    third = f"sqlite:///{tmp_path / 'c.db'}"
+    assert "2 copied" in call("store", "copy", url, third).stdout
+    back = f"replicated:?primary=file:{tmp_path / 'd'}&secondary=file:{tmp_path / 'e'}"
+    assert "2 copied" in call("store", "copy", third, back).stdout
+    for single in ("d", "e"):
+        assert shown(f"file:{tmp_path / single}", "done")["execution"]["state"] == "completed"
+
+
+def test_looking_makes_no_pair_where_there_is_none_and_sees_one_of_which_a_half_is_gone(
+    url: str, tmp_path: Path
+) -> None:
+    assert "there is none at" in call("list", "--store", url, code=5).stderr
+    assert not (tmp_path / "a").exists()
+    prepare(url, submitted("site", "x"))
+    shutil.rmtree(tmp_path / "a")
+    assert [one["id"] for one in read("list", "--store", url)["executions"]] == ["x"]
+
+
+def test_doctor_looks_at_both(url: str, tmp_path: Path) -> None:
+    prepare(url, submitted("site", "x"))
+    checks = {one["name"]: one for one in read("doctor", "--store", url)["checks"]}
+    assert checks["pair"]["message"] == "the primary is active, the standby is level, sync"
+    assert {"primary: durable", "primary: permissions", "secondary: store versions"} <= set(checks)
+    by_hand = url.partition("&witness")[0]
+    assert "no witness" in call("doctor", "--store", by_hand).stdout
+
+
+def test_a_wrong_url_is_one_line_and_no_password_is_shown(url: str) -> None:
+    bad = "replicated:?primary=postgresql%3A%2F%2Fme%3As3cret%40127.0.0.1%3A1%2Fdb&secondary=redis://me:s3cret@127.0.0.1:1/0"
+    for words in (["list"], ["doctor"], ["store", "info"], ["run", APP, "site", "--id", "a"]):
+        assert "s3c" not in call(*words, "--store", bad, code=5).output
+    said = call("list", "--store", f"{url}&witnes=s3cret", code=5).stderr
+    assert (said.count("\n"), "write replicated:?primary=URL&secondary=URL" in said, "s3c" in said) == (1, True, False)
+
+
+def test_relative_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
+    inside = "replicated:?primary=file:a%20b&secondary=sqlite:///b.db&witness=redis%3A%2F%2Fh&mode=async"
+    (tmp_path / "longrun.toml").write_text(f'store = "{inside}"\n')
+    found = Settings({}, tmp_path / "deeper").store()
+    assert found == (
+        f"replicated:?primary=file:{tmp_path}/a%20b&secondary=sqlite:///{tmp_path}/b.db&witness=redis://h&mode=async"
+    )
