@@ -19,7 +19,7 @@ from longrun.handle import ExecutionHandle
 from longrun.office import Office
 from longrun.records import ExecutorConfig
 from longrun.registry import StepRegistry, Workflow
-from longrun.stored import QUEUE_WORKFLOW
+from longrun.stored import RECORDS
 from longrun.stores import open_store
 from longrun.stores.store import CheckpointStore
 from longrun.telemetry import Observer, Watch
@@ -47,8 +47,8 @@ class Client(Office):
 
     def find_workflow(self, workflow: Any) -> Workflow:
         """By its name alone: whoever first runs it gives it its steps."""
-        if workflow == QUEUE_WORKFLOW:
-            raise ConfigError("workflow", workflow, "that name is kept for the records of queues")
+        if workflow in RECORDS:
+            raise ConfigError("workflow", workflow, "that name is kept for longrun's own records")
         return Workflow(name=workflow, steps=())
 
     def handle(self, id: str) -> ExecutionHandle:

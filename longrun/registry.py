@@ -28,7 +28,7 @@ from longrun.errors import (
     UnknownWorkflowError,
 )
 from longrun.records import RetryPolicy
-from longrun.stored import QUEUE_WORKFLOW
+from longrun.stored import RECORDS
 
 StepFunction = Callable[..., Any]
 F = TypeVar("F", bound=StepFunction)
@@ -321,8 +321,8 @@ def _check_name(name: object, what: str = "step") -> str:
         )
     if what == "workflow" and name.startswith(AD_HOC):
         raise RegistrationError(f"a workflow's name cannot begin with {AD_HOC!r}")
-    if what == "workflow" and name == QUEUE_WORKFLOW:
-        raise RegistrationError(f"a workflow cannot be named {name!r}: the records of queues are")
+    if what == "workflow" and name in RECORDS:
+        raise RegistrationError(f"a workflow cannot be named {name!r}: longrun's own records are")
     return name
 
 

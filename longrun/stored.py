@@ -27,7 +27,14 @@ EMPTY: Mapping[str, Any] = MappingProxyType({})
 TRACE = "longrun.trace"
 """The name in an execution's metadata of its trace context, kept by telemetry. Users neither see nor search it."""
 QUEUE_WORKFLOW = "~queue"
-"""The workflow of the records that `queues` keeps. They are no executions: listings and counts leave them out."""
+"""The workflow of the records that `queues` keeps."""
+REPLICA_WORKFLOW = "longrun.replica"
+"""That of what a pair of stores keeps in both of them."""
+WITNESS_WORKFLOW = "longrun.witness"
+"""That of what a pair keeps in a third one."""
+RECORDS = frozenset({QUEUE_WORKFLOW, REPLICA_WORKFLOW, WITNESS_WORKFLOW})
+"""Such records are no executions: listings and counts leave them out, and no copy carries them. All are stored as
+paused, and as made long ago, so that they come last in a listing."""
 
 # Head, Boundary and Save are built anew with every step. Nobody changes one; but to freeze it would double the price of
 # making it. (`define` is written out at each: type checkers do not follow another name for it.)

@@ -112,5 +112,5 @@ async def test_a_handle_is_of_an_execution_that_exists(url: str) -> None:
 
 async def test_the_records_of_queues_are_nobodys_workflow(url: str) -> None:
     async with Client(url) as client:
-        with pytest.raises(ConfigError, match="kept for the records of queues"):
+        with pytest.raises(ConfigError, match="kept for longrun's own records"):
             await client.submit(QUEUE_WORKFLOW, {})

@@ -19,7 +19,7 @@ from longrun.loops import Loop, current_loop
 from longrun.records import FINISHED, ExecutionState, RetentionPolicy
 from longrun.seal import Seal
 from longrun.stored import (
-    QUEUE_WORKFLOW,
+    RECORDS,
     Boundary,
     Claim,
     Create,
@@ -163,20 +163,20 @@ class CheckpointStore:
         return self._unsealed(loaded)
 
     async def find(self, query: Query) -> list[Stored]:
-        """A page, newest first. The records of queues come last of all: leaving them out makes no hole in a page."""
+        """A page, newest first. The library's own records come last: leaving them out makes no hole in a page."""
         found = await self._read(self.backend.find, query)
         if query.workflows is not None:
             return found
-        return [stored for stored in found if stored.definition.workflow != QUEUE_WORKFLOW]
+        return [stored for stored in found if stored.definition.workflow not in RECORDS]
 
     async def count(self, query: Query | None = None) -> dict[ExecutionState, int]:
         return await self._read(self._count, query or Query())
 
     def _count(self, query: Query) -> dict[ExecutionState, int]:
-        """Without the records of queues, all of which are stored as paused."""
+        """Without the library's own records, all of which are stored as paused."""
         counts = self.backend.count(query)
         if query.workflows is None and counts.get(ExecutionState.PAUSED):
-            hidden = self.backend.count(attrs.evolve(query, workflows=frozenset({QUEUE_WORKFLOW})))
+            hidden = self.backend.count(attrs.evolve(query, workflows=RECORDS))
             shown = {state: number - hidden.get(state, 0) for state, number in counts.items()}
             counts = {state: number for state, number in shown.items() if number > 0}
         return counts

@@ -9,9 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
-from longrun import Executor, ExecutorConfig, StepContext, StepRegistry
-from longrun.errors import ConfigError
+from longrun import Executor, ExecutorConfig, StepContext, StepRegistry, open_store
+from longrun.client import Client
+from longrun.errors import ConfigError, RegistrationError
 from longrun.seal import Seal
+from longrun.stored import RECORDS
+from longrun.stores.copy import copy_store
 from longrun.stores.memory import MemoryCheckpointStore
 from longrun.stores.replicated import ReplicatedCheckpointStore
 from longrun.stores.sqlite import SQLiteCheckpointStore
@@ -46,6 +49,46 @@ def test_it_seals_as_the_primary_did(tmp_path: Path) -> None:
     assert ReplicatedCheckpointStore(sealed, plain)._seal is sealed._seal
     with pytest.raises(ConfigError, match="seal"):
         ReplicatedCheckpointStore(plain, sealed)
+
+
+@pytest.fixture
+async def used(tmp_path: Path) -> str:
+    """The URL of a pair with one finished execution and one that waits."""
+    url = (
+        f"replicated:?primary=file:{tmp_path / 'a'}&secondary=sqlite:///{tmp_path / 'b.db'}&witness={witness(tmp_path)}"
+    )
+    async with Client(url) as client:
+        await client.submit("work", 1, id="x")
+        await (await client.submit("work", 1, id="y")).cancel()
+    return url
+
+
+async def test_what_a_pair_keeps_for_itself_is_no_execution(used: str, tmp_path: Path) -> None:
+    """Whoever opens one of the two, or the witness, and pauses, cancels or copies all there is, leaves it alone."""
+    for url, ids in (
+        (f"file:{tmp_path / 'a'}", "yx"),
+        (f"sqlite:///{tmp_path / 'b.db'}", "yx"),
+        (witness(tmp_path), ""),
+    ):
+        async with Client(url) as client:
+            assert [one.id for one in await client.list()] == list(ids)
+            assert sum((await client.count()).values()) == len(ids)
+    registry = StepRegistry()
+    for name in RECORDS:
+        with pytest.raises(RegistrationError):
+            registry.workflow(name, [])
+
+
+async def test_a_copy_of_one_of_the_two_leaves_the_pair_whole(used: str, tmp_path: Path) -> None:
+    target = MemoryCheckpointStore()
+    report = await copy_store(open_store(f"file:{tmp_path / 'a'}"), target)
+    assert (sorted(report.copied), dict(report.skipped)) == (["x", "y"], {})
+    async with Client(used) as client:
+        assert len(await client.list()) == 2
+
+
+def witness(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'w.db'}"
 
 
 class Story:

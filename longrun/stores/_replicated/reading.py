@@ -17,12 +17,12 @@ from longrun.clock import Clock
 from longrun.errors import LongrunError, StoreUnavailableError
 from longrun.logging import get_logger
 from longrun.records import ExecutionState
-from longrun.stored import Boundary, Loaded, Message, Owner, Query, Stored
+from longrun.stored import REPLICA_WORKFLOW, Boundary, Loaded, Message, Owner, Query, Stored
 from longrun.stores._replicated.council import KIND, Council, Rules
 from longrun.stores._replicated.lag import Lag
 from longrun.stores._replicated.mirror import Mirror
 from longrun.stores._replicated.side import LostError, Side
-from longrun.stores._replicated.term import RESERVED, WORKFLOW
+from longrun.stores._replicated.term import RESERVED
 from longrun.stores._replicated.witness import Witness
 from longrun.stores.base import StoreBackend
 
@@ -169,8 +169,8 @@ class ReadingBackend(StoreBackend):
 
     def count(self, query: Query) -> dict[ExecutionState, int]:
         counts: dict[ExecutionState, int] = dict(self._read("count", query))
-        if query.workflows is None or WORKFLOW in query.workflows:
-            own = attrs.evolve(query, workflows=frozenset({WORKFLOW}))
+        if query.workflows is None or REPLICA_WORKFLOW in query.workflows:
+            own = attrs.evolve(query, workflows=frozenset({REPLICA_WORKFLOW}))
             for state, number in self._read("count", own).items():
                 counts[state] -= number
         return {state: number for state, number in counts.items() if number}

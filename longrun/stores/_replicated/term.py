@@ -16,11 +16,10 @@ from attrs import frozen
 
 from longrun.errors import CorruptDataError, NewerFormatError, StoreUnavailableError
 from longrun.records import ExecutionState
-from longrun.stored import Boundary, Create, Definition, Head, Loaded, Save
+from longrun.stored import REPLICA_WORKFLOW, Boundary, Create, Definition, Head, Loaded, Save
 from longrun.stores._replicated.side import Side
 
 FORMAT = 1
-WORKFLOW = "longrun.replica"
 TERM_ID = "longrun.replica.term"
 GONE_ID = "longrun.replica.gone"
 RESERVED = frozenset({TERM_ID, GONE_ID})
@@ -127,7 +126,7 @@ def _put(
 def _reserved(id: str, now: float, reason: str | None) -> Create:
     """Paused and held: no claim, no start-up pass and no retention ever takes it."""
     return Create(
-        definition=Definition(id=id, workflow=WORKFLOW, created=0.0),
+        definition=Definition(id=id, workflow=REPLICA_WORKFLOW, created=0.0),
         head=Head(state=ExecutionState.PAUSED, hold=True, seq=1, updated=now, reason=reason),
         boundary=Boundary(seq=1, kind="start", step=0, next=0, ended=now, data=b"null", size=4),
     )

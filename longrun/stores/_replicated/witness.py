@@ -18,7 +18,7 @@ import attrs
 
 from longrun.errors import ConfigError, StoreUnavailableError
 from longrun.records import ExecutionState, check_id
-from longrun.stored import Boundary, Create, Definition, Head, Query, Save
+from longrun.stored import WITNESS_WORKFLOW, Boundary, Create, Definition, Head, Query, Save
 from longrun.stores._replicated.term import Term
 from longrun.stores.base import StoreBackend
 from longrun.stores.store import CheckpointStore
@@ -108,7 +108,6 @@ class StoreWitness:
         if not self._backend.fenced:
             raise ConfigError("witness", self._backend.kind, "give a store that several processes can share")
         self._name = check_id(name)
-        self._workflow = f"longrun.witness.{name}"
 
     def __repr__(self) -> str:
         return f"<StoreWitness {self._backend.kind}>"
@@ -120,7 +119,8 @@ class StoreWitness:
         self._backend.close()
 
     def read(self) -> Term | None:
-        found = self._backend.find(Query(workflows=frozenset({self._workflow}), limit=1))
+        ours = {"pair": self._name}
+        found = self._backend.find(Query(workflows=frozenset({WITNESS_WORKFLOW}), metadata=ours, limit=1))
         return Term.from_text(found[0].head.reason or "") if found else None
 
     def propose(self, term: Term) -> bool:
@@ -141,14 +141,19 @@ class StoreWitness:
             self._backend.delete([id])
 
     def _id(self, generation: int) -> str:
-        return f"{self._workflow}.{generation}"
+        return f"{WITNESS_WORKFLOW}.{self._name}.{generation}"
 
     def _record(self, term: Term) -> Create:
         """Paused and held, so that nobody takes it or tidies it away. A listing shows the newest first: the number
         stands in for the time."""
         moment = float(term.generation)
         return Create(
-            definition=Definition(id=self._id(term.generation), workflow=self._workflow, created=moment),
+            definition=Definition(
+                id=self._id(term.generation),
+                workflow=WITNESS_WORKFLOW,
+                metadata={"pair": self._name},
+                created=moment,
+            ),
             head=Head(state=ExecutionState.PAUSED, hold=True, seq=1, updated=moment, reason=term.to_text()),
             boundary=Boundary(seq=1, kind="start", step=0, next=0, ended=moment, data=b"null", size=4),
         )
