@@ -35,6 +35,7 @@ SCHEMES = frozenset(
         "redis",
         "rediss",
         "valkey",
+        "valkeys",
         "unix",
         "redis+unix",
         "replicated",

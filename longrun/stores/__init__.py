@@ -77,7 +77,7 @@ def open_store(url: str, **options: Any) -> CheckpointStore:
         store = __getattr__("SQLiteCheckpointStore")(_sqlite_path(rest), **options)
     elif scheme in ("postgresql", "postgres"):
         store = __getattr__("PostgresCheckpointStore")(url, **options)
-    elif scheme in ("redis", "rediss", "valkey", "unix", "redis+unix"):
+    elif scheme in ("redis", "rediss", "valkey", "valkeys", "unix", "redis+unix"):
         store = __getattr__("RedisCheckpointStore")(url, **options)
     elif scheme == "replicated":
         store = _pair(str(url), options)

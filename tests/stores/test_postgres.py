@@ -85,7 +85,18 @@ class TestPostgresStoreOnAPool(SaveContract, MessageContract):
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["postgres//me:s3cret@host/db", "postgresql://me:s3cret@[host/db", "password=s3cret x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgres//me:s3cret@host/db",
+        "postgresql://me:s3cret@[host/db",
+        "password=s3cret x",
+        "postgresql://me:x/s3cret@host:5432/db",
+        "postgresql://me:12/s3cret@host:5432/db",
+        "postgresql://me:x@s3cret@host:5432/db",
+        "postgresql://me:s3cret:x@host:s3cret/db",
+    ],
+)
 def test_a_bad_url_is_refused_without_showing_its_password(url: str) -> None:
     with pytest.raises(StoreSettingsError) as caught:
         PostgresCheckpointStore(url)

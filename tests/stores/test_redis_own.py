@@ -21,6 +21,7 @@ from longrun.errors import (
 )
 from longrun.records import ExecutionState
 from longrun.stored import Create, Head, Loaded, Query, Write
+from longrun.stores import open_store
 from longrun.stores.redis import RedisBackend
 from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
 from tests.servers import RedisServer, Source
@@ -390,6 +391,23 @@ class TestLife:
         for key in keys.client.scan_iter(match=f"{{{keys.prefix}2}}*"):
             keys.client.delete(key)
         other.close()
+
+    @pytest.mark.parametrize(
+        "url", ["redis://host/mine", "redis://me:12/s3cret@host/0", "redis://me:s3c/ret@host/0", "redis://host:s3cret"]
+    )
+    def test_a_url_that_would_be_misread_is_refused(self, url: str) -> None:
+        with pytest.raises(StoreSettingsError, match="cannot be understood") as caught:
+            RedisBackend(url)
+        assert "s3c" not in f"{caught.value}{caught.value.__cause__}"
+
+    def test_a_server_has_several_names(self, redis_server: RedisServer | Source, keys: Keys) -> None:
+        assert redis_server.url is not None
+        if redis_server.url.startswith("unix://"):
+            backend = open_store(redis_server.url.replace("unix://", "redis+unix://"), prefix=keys.prefix).backend
+            backend.open()
+            backend.close()
+        for scheme, place in (("valkey", "h:1 db 2"), ("valkeys", "h:1 db 2")):
+            assert RedisBackend(f"{scheme}://h:1/2")._link.place() == place
 
     def test_a_client_that_was_given_stays_open(self, keys: Keys) -> None:
         store = RedisBackend(keys.client, prefix=keys.prefix)

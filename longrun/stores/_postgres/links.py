@@ -267,5 +267,20 @@ def _known(pool: Pool) -> dict[str, Any]:
 def _parse(url: str) -> dict[str, Any]:
     """The URL's parts. A driver's message about a bad one quotes it, so neither it nor its cause is passed on."""
     with suppress(psycopg.Error):
-        return _DEFAULTS | dict(conninfo_to_dict(url))
+        found = conninfo_to_dict(url)
+        if not _is_cut(url, found):
+            return _DEFAULTS | dict(found)
+        problem = "its URL is cut in a wrong place; in a user name or password write %40 for @, %2F for / and %3A for :"
+        raise StoreSettingsError(KIND, problem)
     raise StoreSettingsError(KIND, "its URL cannot be read; write postgresql://user@host:5432/database")
+
+
+def _is_cut(url: str, found: dict[str, Any]) -> bool:
+    """Whether a piece of a password stands where host, port or database are, and would be shown with them."""
+    authority, _, path = url.partition("://")[2].partition("?")[0].partition("/")
+    ports = str(found.get("port") or "").split(",")
+    return (
+        ("@" in path and "@" not in authority)
+        or any("@" in host[1:] for host in str(found.get("host") or "").split(","))
+        or not all(port == "" or port.isdigit() for port in ports)
+    )

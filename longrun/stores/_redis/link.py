@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 from attrs import frozen
 
@@ -27,6 +29,10 @@ OLDEST = (6, 2)
 KEPT = 4
 PAUSES = (0.05, 0.2, 0.5)
 """Seconds before each repetition when no answer came."""
+
+_SCHEMES = {"valkey://": "redis://", "valkeys://": "rediss://", "redis+unix://": "unix://"}
+"""Other names by which people know what the driver speaks."""
+_DATABASE = re.compile(r"/?\d*")
 
 _SENTENCES = {
     "READONLY": "the server is a read-only replica; give the URL of the primary",
@@ -111,7 +117,12 @@ class Link:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
+        for scheme, known in _SCHEMES.items():
+            if url.startswith(scheme):
+                url = known + url.removeprefix(scheme)
         try:
+            if not url.startswith("unix:") and not _DATABASE.fullmatch(urlsplit(url).path):
+                raise ValueError("the driver would take the first database")
             pool = self._driver.BlockingConnectionPool.from_url(
                 url,
                 max_connections=options.max_connections,
@@ -123,7 +134,9 @@ class Link:
             )
         except (ValueError, TypeError):
             # Without its cause: the driver's sentence can hold pieces of the URL, and so of a password.
-            problem = "the URL cannot be understood; it looks like redis://user:password@host:6379/0 or unix://path"
+            problem = (
+                "the URL cannot be understood; it looks like redis://user:password@host:6379/0 or unix://path?db=0"
+            )
             raise StoreSettingsError("Redis", problem) from None
         return self._driver.Redis(connection_pool=pool)
 
