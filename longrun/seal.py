@@ -220,7 +220,9 @@ def _encrypt(payload: bytes, flags: int, length: int, context: str, source: KeyS
 
 def _decrypt(blob: bytes, checksum: int, context: str, source: KeySource | None) -> bytes:
     if source is None:
-        raise CorruptDataError(context, "it is encrypted and no key is set")
+        raise CorruptDataError(
+            context, "it is encrypted and no key is set: give the store its Seal(key=...), here or in a module:name"
+        )
     start = _HEAD.size + 1
     end = start + blob[_HEAD.size] if len(blob) > _HEAD.size else start
     key_id, nonce, hidden = blob[start:end], blob[end : end + _NONCE], blob[end + _NONCE :]

@@ -242,6 +242,17 @@ def searched_texts(id: str, metadata: Mapping[str, Any]) -> list[str]:
     return [id, *map(str, shown_metadata(metadata).values())]
 
 
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two values of metadata are equal, as JSON has it: 1 is 1.0 and is not true."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same_value(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    return bool(one == other)
+
+
 @frozen(kw_only=True)
 class Claim:
     """Which executions an owner asks for. Only what nobody owns, or what one of `dead` owns, is given."""

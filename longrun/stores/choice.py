@@ -6,7 +6,7 @@ Place in the life of an execution: claim, and whenever somebody looks.
 from __future__ import annotations
 
 from longrun.records import ExecutionState
-from longrun.stored import Claim, Definition, Head, Query, searched_texts
+from longrun.stored import Claim, Definition, Head, Query, same_value, searched_texts
 from longrun.stores.rows import wake_at
 
 
@@ -43,7 +43,7 @@ def matches(definition: Definition, head: Head, query: Query) -> bool:
         and (query.created_after is None or definition.created >= query.created_after)
         and (query.created_before is None or definition.created < query.created_before)
         and (query.ended_before is None or (head.ended is not None and head.ended < query.ended_before))
-        and all(definition.metadata.get(key) == value for key, value in query.metadata.items())
+        and all(same_value(definition.metadata.get(key), value) for key, value in query.metadata.items())
         and (query.text is None or _contains(definition, query.text.casefold()))
     )
 

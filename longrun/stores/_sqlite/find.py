@@ -16,7 +16,7 @@ from typing import Any
 
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
-from longrun.stored import Definition, Head, Query, Stored, searched_texts
+from longrun.stored import Definition, Head, Query, Stored, same_value, searched_texts
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
 
@@ -101,15 +101,16 @@ def _conditions(query: Query) -> tuple[list[str], dict[str, Any]]:
 
 
 def _metadata(n: int, key: str, value: Any) -> tuple[str, dict[str, Any]]:
-    """As Python compares: 1 is 1.0 is True, a missing value is None, text is only equal to text."""
+    """As `same_value` compares; a missing value is None."""
     one = f"EXISTS (SELECT 1 FROM json_each(execution.metadata) AS j WHERE j.key = :key{n} AND "
     if value is None:
         return f"NOT {one} j.type <> 'null')", {f"key{n}": key}
     if isinstance(value, str):
         return f"{one} j.type = 'text' AND j.value = :value{n})", {f"key{n}": key, f"value{n}": value}
+    if isinstance(value, bool):
+        return f"{one} j.type = :value{n})", {f"key{n}": key, f"value{n}": "true" if value else "false"}
     if isinstance(value, int | float) and -(1 << 63) <= value < 1 << 63:
-        types = "('integer', 'real', 'true', 'false')"
-        return f"{one} j.type IN {types} AND j.value = :value{n})", {f"key{n}": key, f"value{n}": value}
+        return f"{one} j.type IN ('integer', 'real') AND j.value = :value{n})", {f"key{n}": key, f"value{n}": value}
     return f"{_EQUALS}(metadata, :key{n}, :value{n})", {f"key{n}": key, f"value{n}": rows.json_text(value)}
 
 
@@ -118,7 +119,7 @@ def _contains(id: str, metadata: str, folded: str) -> bool:
 
 
 def _equals(metadata: str, key: str, value: str) -> bool:
-    return bool(_mapping(metadata).get(key) == json.loads(value))
+    return same_value(_mapping(metadata).get(key), json.loads(value))
 
 
 def _mapping(text: str) -> Mapping[str, Any]:
