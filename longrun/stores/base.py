@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from longrun.errors import LongrunError
 from longrun.records import ExecutionState
@@ -30,7 +29,7 @@ Answer = bool | int | None | LongrunError
 class StoreBackend(abc.ABC):
     """Keeps executions. Every method states its whole contract; the memory backend is its readable form."""
 
-    kind: ClassVar[str]
+    kind: str
     """One word for messages: memory, file, sqlite, postgres, redis …"""
     durable: bool = True
     """Whether an acknowledged write survives the process."""

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import attrs
 
@@ -45,7 +45,7 @@ TRIES = 50
 
 
 class FileBackend(StoreBackend):
-    kind: ClassVar[str] = KIND
+    kind = KIND
 
     def __init__(
         self, directory: str | os.PathLike[str], *, clock: Clock = SYSTEM_CLOCK, disk: Disk | None = None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import attrs
 from attrs import define, field
@@ -51,7 +50,7 @@ class _Record:
 
 
 class MemoryBackend(StoreBackend):
-    kind: ClassVar[str] = "memory"
+    kind = "memory"
     durable = False
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -14,7 +14,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from longrun.errors import CorruptDataError, NotStorableError, StoreUnavailableError
 from longrun.records import ExecutionState
@@ -40,7 +40,7 @@ _REFUSED = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceed
 
 
 class PostgresBackend(StoreBackend):
-    kind: ClassVar[str] = KIND
+    kind = KIND
 
     def __init__(self, source: str | Pool, *, schema: str = "longrun") -> None:
         self._queries = Queries(schema)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -42,7 +42,7 @@ class RedisBackend(StoreBackend):
     primary that died, writes that were acknowledged last can be lost, whatever the settings.
     """
 
-    kind: ClassVar[str] = "redis"
+    kind = "redis"
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class RedisBackend(StoreBackend):
         self._reader, self._finder, self._watch = Reader(self._link), Finder(self._link), Watch(self._link)
         self._number = 0
         self._unanswered: dict[str, int] = {}
-        self._log = get_logger(store="redis", prefix=prefix)
+        self._log = get_logger(store=self.kind, prefix=prefix)
 
     # life
 
@@ -78,6 +78,8 @@ class RedisBackend(StoreBackend):
         if int(found) > wire.FORMAT:
             raise NewerFormatError(f"the {server.name} store", int(found), wire.FORMAT)
         self.durable = not server.losses
+        self.kind = self._link.kind
+        self._log = get_logger(store=self.kind, prefix=self._prefix)
         for loss in server.losses:
             self._log.warning("store.not_durable", server=server.name, version=server.version, why=loss)
 

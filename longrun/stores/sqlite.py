@@ -17,7 +17,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import CorruptDataError, LongrunError, StoreUnavailableError
@@ -42,7 +42,7 @@ FOLD_AFTER = 4000
 
 
 class SQLiteBackend(StoreBackend):
-    kind: ClassVar[str] = KIND
+    kind = KIND
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 30.0, clock: Clock = SYSTEM_CLOCK) -> None:
         self._file = DatabaseFile(path, timeout)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import ConfigError, StoreUnavailableError
@@ -56,7 +56,7 @@ METHODS = ("save_task", "get_task", "list_tasks", "delete_task", "update_progres
 
 
 class TaskBackend(StoreBackend):
-    kind: ClassVar[str] = "task"
+    kind = "task"
 
     def __init__(
         self,

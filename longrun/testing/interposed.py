@@ -6,7 +6,7 @@ Place in the life of an execution: claim, checkpoint, finish; between the shared
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from longrun.records import ExecutionState
 from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Stored, Write
@@ -25,7 +25,7 @@ READS = (
 class InterposedBackend(StoreBackend):
     """Passes everything on. Override `around`."""
 
-    kind: ClassVar[str] = "tested"
+    kind = "tested"
 
     def __init__(self, inner: StoreBackend) -> None:
         self.inner = inner

@@ -322,6 +322,7 @@ class TestSettings:
         """Valkey is never called Redis."""
         facts = backend.describe()
         assert facts["server"] == f"{disposable_redis.name} {disposable_redis.version}"
+        assert facts["kind"] == backend.kind == disposable_redis.name.lower()
         assert (facts["appendfsync"], facts["warnings"], backend.durable) == ("always", (), True)
         assert caplog.records == []
 

@@ -27,7 +27,7 @@ ENDED = 5000
 class Finder:
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._log = get_logger(store="redis")
+        self._log = get_logger()
 
     def find(self, query: Query) -> list[Stored]:
         found: list[Stored] = []
@@ -117,7 +117,7 @@ class Finder:
         try:
             found = wire.definition_from(id, definition)
         except DamagedError:  # nothing can be shown of it; `load` keeps the bytes and says so
-            self._log.warning("store.unreadable", execution=id)
+            self._log.warning("store.unreadable", store=self._link.kind, execution=id)
             return None
         return Stored(definition=found, head=head_or_rest(id, control, head))
 

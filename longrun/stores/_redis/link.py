@@ -140,6 +140,11 @@ class Link:
             raise StoreSettingsError("Redis", problem) from None
         return self._driver.Redis(connection_pool=pool)
 
+    @property
+    def kind(self) -> str:
+        """One word for the server: Valkey speaks the same, and is not Redis."""
+        return "valkey" if self.server.name == "Valkey" else "redis"
+
     def place(self) -> str:
         """Where the server is; never a user name or a password."""
         kwargs = self.client.get_connection_kwargs()

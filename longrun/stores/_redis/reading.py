@@ -32,7 +32,7 @@ class Reader:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._log = get_logger(store="redis")
+        self._log = get_logger()
 
     def load(self, id: str) -> Loaded | None:
         for _, found in self.loads([id]):
@@ -59,7 +59,7 @@ class Reader:
         try:
             return self._mended(id, everything or raw)
         except CorruptDataError as error:
-            self._log.warning("store.unreadable", execution=id)
+            self._log.warning("store.unreadable", store=self._link.kind, execution=id)
             return error
 
     def _mended(self, id: str, raw: list[Any]) -> Loaded:
@@ -75,7 +75,7 @@ class Reader:
         if damaged:
             flat = [value for part, data in damaged.items() for value in (part, data)]
             self._link.repeated("quarantine", id, *flat)
-            self._log.warning("store.damaged", execution=id, parts=",".join(damaged))
+            self._log.warning("store.damaged", store=self._link.kind, execution=id, parts=",".join(damaged))
 
     # parts of an execution
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
@@ -28,7 +28,7 @@ from longrun.stores.base import StoreBackend
 
 
 class ReadingBackend(StoreBackend):
-    kind: ClassVar[str] = KIND
+    kind = KIND
 
     def __init__(
         self,
