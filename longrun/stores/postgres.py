@@ -240,7 +240,9 @@ class PostgresCheckpointStore(CheckpointStore):
     """Executions in a PostgreSQL database.
 
     `url_or_pool` is a URL (`postgresql://user@host/database`) or a `psycopg_pool.ConnectionPool` that the application
-    has already; the pool stays the application's to close. Tables live in `schema`, which is created when missing.
+    has already; the pool stays the application's to close. Behind a pooler that changes the server's connection between
+    transactions (PgBouncer), make it with `prepare_threshold=None`; such a pooler does not carry notifications, so news
+    is found by looking now and then. Tables live in `schema`, which is created when missing.
     """
 
     def __init__(self, url_or_pool: str | Pool, *, schema: str = "longrun", seal: Seal | None = None) -> None:

@@ -15,6 +15,7 @@ import attrs
 import psycopg
 import psycopg_pool
 import pytest
+from psycopg.rows import dict_row, namedtuple_row, tuple_row
 
 from longrun.errors import (
     LeaseLostError,
@@ -24,13 +25,14 @@ from longrun.errors import (
     StoreSettingsError,
     StoreUnavailableError,
 )
-from longrun.stored import Create, Query, Save
+from longrun.records import ExecutionState
+from longrun.stored import Create, Owner, Query, Save
 from longrun.stores._postgres import migrations, writing
 from longrun.stores._postgres.links import OwnConnection
 from longrun.stores.postgres import PostgresBackend, PostgresCheckpointStore
 from longrun.stores.store import CheckpointStore
 from longrun.testing import StoreConformance
-from longrun.testing.conformance_base import created, done, loaded, opened
+from longrun.testing.conformance_base import created, done, ids_of, loaded, opened
 from longrun.testing.conformance_messages import MessageContract
 from longrun.testing.conformance_write import SaveContract
 from longrun.testing.samples import change, claim, create, owned, send, step
@@ -80,6 +82,42 @@ class TestPostgresStoreOnAPool(SaveContract, MessageContract):
             assert connection.autocommit is False
             assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         assert not self.pool.closed
+
+    @pytest.mark.parametrize(
+        "habits",
+        [
+            {"row_factory": dict_row},
+            {"row_factory": namedtuple_row},
+            {"cursor_factory": psycopg.RawCursor},
+            {"cursor_factory": psycopg.ClientCursor},
+            {"prepare_threshold": 0},
+            {"prepare_threshold": None},
+            {"options": "-c default_transaction_isolation=serializable -c search_path=nowhere"},
+            {"options": "-c client_encoding=latin1 -c TimeZone=Asia/Tokyo -c DateStyle=German -c bytea_output=escape"},
+        ],
+        ids=["dicts", "named", "raw", "client", "prepared", "unprepared", "serializable", "latin"],
+    )
+    def test_an_application_has_its_own_habits(self, server_url: str, habits: dict[str, Any]) -> None:
+        """They matter neither to the store nor, after it, to the application."""
+        with psycopg_pool.ConnectionPool(server_url, min_size=1, max_size=1, kwargs=habits, open=True) as pool:
+            with opened(PostgresBackend(pool, schema=self.schema)) as backend:
+                new = owned("a", metadata={"k": "Ä€"}, blobs={"b": bytes(range(256))})
+                done(backend, new, send("a", payload=b"\xff"), step("a", new.head, put={"e": b"\x00"}))
+                found = loaded(backend, "a")
+                assert (found.definition, found.entries) == (new.definition, {"e": b"\x00"})
+                assert ids_of(backend.claim(claim("you", dead=frozenset({"me"})))) == ["a"]
+                assert [one.definition.id for one in backend.find(Query(metadata={"k": "Ä€"}))] == ["a"]
+                backend.register(Owner(id="you", life={}, remaining=0.0), 60.0)
+                assert (backend.next_due(), backend.count(Query()), len(backend.owners())) == (
+                    None,
+                    {ExecutionState.RUNNING: 1},
+                    1,
+                )
+            with pool.connection() as connection:
+                assert (connection.row_factory, connection.cursor_factory) == (
+                    habits.get("row_factory", tuple_row),
+                    habits.get("cursor_factory", psycopg.Cursor),
+                )
 
 
 # --- settings -------------------------------------------------------------------------------------------------------

@@ -14,5 +14,6 @@ try:
     from psycopg.conninfo import conninfo_to_dict as conninfo_to_dict
     from psycopg.pq import ExecStatus as ExecStatus
     from psycopg.pq import Format as Format
+    from psycopg.rows import tuple_row as tuple_row
 except ImportError as error:
     raise MissingExtraError("PostgresCheckpointStore", "postgres") from error

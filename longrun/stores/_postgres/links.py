@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from longrun.errors import StoreSettingsError, StoreUnavailableError
 from longrun.stores._postgres.arrays import teach
-from longrun.stores._postgres.driver import conninfo_to_dict, errors, psycopg
+from longrun.stores._postgres.driver import conninfo_to_dict, errors, psycopg, tuple_row
 from longrun.stores._postgres.queries import KIND
 
 T = TypeVar("T")
@@ -233,11 +233,14 @@ class Links:
                 teach(connection)
                 self._taught.add(connection)
             before = connection.autocommit
+            habits = connection.row_factory, connection.cursor_factory
             if not before:
                 connection.set_autocommit(True)
+            connection.row_factory, connection.cursor_factory = tuple_row, psycopg.Cursor
             try:
                 yield connection
             finally:
+                connection.row_factory, connection.cursor_factory = habits
                 if not before and not connection.closed:
                     connection.set_autocommit(False)
 

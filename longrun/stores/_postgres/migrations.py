@@ -37,7 +37,7 @@ def migrate(connection: psycopg.Connection[Any], queries: Queries) -> None:
             _begin(connection, queries)
         for number, name, text in steps:
             if number > (version or 0):
-                connection.execute(text.replace("{schema}", queries.quoted).encode())
+                connection.execute(text.replace("{schema}", queries.quoted).encode(), prepare=False)
                 connection.execute(
                     f"INSERT INTO {queries.quoted}.{VERSION_TABLE} (version, name) VALUES (%s, %s)".encode(),
                     (number, name),
