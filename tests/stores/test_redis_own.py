@@ -22,6 +22,7 @@ from longrun.errors import (
 from longrun.records import ExecutionState
 from longrun.stored import Create, Head, Loaded, Query, Write
 from longrun.stores import open_store
+from longrun.stores._redis.link import Options
 from longrun.stores.redis import RedisBackend
 from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
 from tests.servers import RedisServer, Source
@@ -415,6 +416,21 @@ class TestLife:
         created(store, create("a"))
         store.close()
         assert keys.client.ping()
+
+    def test_two_connections_are_enough_and_one_is_not(self, redis_server: RedisServer | Source, keys: Keys) -> None:
+        assert redis_server.url is not None
+        with pytest.raises(StoreSettingsError, match="one connection is not enough"):
+            RedisBackend(redis_server.url, options=Options(max_connections=1))
+        pool = redis.BlockingConnectionPool.from_url(redis_server.url, max_connections=1)
+        with pytest.raises(StoreSettingsError, match="one connection is not enough"):
+            RedisBackend(redis.Redis(connection_pool=pool))
+        backend = RedisBackend(redis_server.url, prefix=keys.prefix, options=Options(max_connections=2, timeout=1.0))
+        backend.open()
+        backend.wait(0.0)  # takes one of them, and keeps it
+        created(backend, create("a"))
+        backend.ping()
+        assert backend.sent("a") == (0, {})
+        backend.close()
 
     def test_a_client_that_decodes_is_refused(self, redis_server: RedisServer | Source) -> None:
         assert redis_server.url is not None

@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 OLDEST = (6, 2)
 KEPT = 4
+LEAST = 2
 PAUSES = (0.05, 0.2, 0.5)
 """Seconds before each repetition when no answer came."""
 
@@ -107,10 +108,12 @@ class Link:
         self._own = isinstance(url_or_client, str)
         self._kept: list[Any] = []
         """Connections that nobody uses at the moment; the pool counts them as given away."""
-        self._most_kept = min(KEPT, options.max_connections - 1)  # the watcher needs one of its own
+        self._most_kept = min(KEPT, options.max_connections - 2)  # the watcher needs one, and so do plain commands
         self.client: Any = self._from_url(url_or_client, options) if isinstance(url_or_client, str) else url_or_client
         if self.client.get_connection_kwargs().get("decode_responses"):
             raise StoreSettingsError("Redis", "the client decodes answers; make it with decode_responses=False")
+        if getattr(self.client.connection_pool, "max_connections", LEAST) < LEAST:
+            raise StoreSettingsError("Redis", "one connection is not enough: the store listens on one all the time")
 
     def _from_url(self, url: str, options: Options) -> Any:
         # The driver would repeat a command by itself; here only `repeated` does, which knows what may be repeated.
