@@ -16,6 +16,7 @@ from longrun.errors import LeaseLostError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import Head, Query, Save, Write
 from longrun.stores._file.disk import Disk
+from longrun.stores._file.journal import Journal
 from longrun.stores.base import Answer
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import claim, owned, send, step
@@ -120,6 +121,43 @@ def test_a_save_whose_sync_failed_is_not_seen_until_it_was_repeated(backend: Fil
     assert seen(backend) == before
     done(backend, step("a", new.head))
     assert seen(backend) == (1, ExecutionState.RUNNING, 2, True)
+
+
+def test_what_was_given_back_is_said_to_be_although_somebody_has_taken_it_already(
+    path: Path, backend: FileBackend, disk: SlowDisk
+) -> None:
+    """I3: the taker could only have it because it was given back, and goes on behind this very write."""
+    new = owned("a")
+    created(backend, new)
+    held = Held(backend, disk, waits("a", new.head))
+    with opened(FileBackend(path)) as other:
+        (given,) = other.claim(claim("new", ids=("a",)))
+        assert (given.head.revision, given.boundary.seq) == (1, 2)
+        assert held.finish() is None
+        assert loaded(backend, "a").head == given.head
+        done(other, step("a", given.head))
+        assert isinstance(backend.commit([waits("a", new.head)])[0], LeaseLostError), "asked again, it cannot be told"
+
+
+def test_what_was_given_back_too_late_is_refused(
+    path: Path, backend: FileBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3: the taker thought the owner dead, and has not read what that one writes just now."""
+    new = owned("a")
+    created(backend, new)
+    check = Journal.check_newest
+    with opened(FileBackend(path)) as other:
+
+        def overtaken(journal: Journal) -> None:
+            check(journal)
+            monkeypatch.setattr(Journal, "check_newest", check)
+            assert len(other.claim(claim("new", dead=frozenset({"me"})))) == 1
+
+        monkeypatch.setattr(Journal, "check_newest", overtaken)
+        (answer,) = backend.commit([waits("a", new.head)])
+        assert isinstance(answer, LeaseLostError)
+        done(other, step("a", loaded(other, "a").head))
+        assert loaded(other, "a").head.state is ExecutionState.RUNNING
 
 
 def test_a_save_that_lost_its_fence_while_it_was_synced_is_never_seen(

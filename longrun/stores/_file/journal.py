@@ -21,7 +21,7 @@ from longrun.stores._file.contents import Contents, Mail, snapshot_lines
 from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import UnopenableError, write_all
 from longrun.stores._file.history import move_history
-from longrun.stores._file.lines import BrokenLineError, Identity
+from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, unpack
 from longrun.stores._file.place import KIND, Place, journal_name, stem_of, unavailable
 from longrun.stores._file.reading import START_SIZE, Replay, Spot, read_spot, signpost, signposted
 
@@ -109,6 +109,23 @@ class Journal:
         if status is None or status.st_ino != self.ino:
             raise LeaseLostError(self.id, self.head.fence)
         return status
+
+    def was_read(self, revision: int) -> bool:
+        """Whether the next generation began with what this one held up to that write: the first thing that a taker
+        writes down is what it has read. Where that is gone or not there yet, nobody can say so."""
+        identity = Identity(self.id, self.gen + 1)
+        try:
+            for n, text in enumerate(self.place.live.read(self.next_name).split(b"\n")[:-1]):
+                fields = unpack(text, identity).fields
+                if (fields["kind"] == "claim") != (n == 0):
+                    return False  # it was compacted since
+                if fields["kind"] == "definition" and fields["born"] != self.born:
+                    return False  # another execution has the id by now
+                if fields["kind"] == "save":
+                    return bool(fields["head"].get("revision", 0) == revision)
+        except (OSError, BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
+            return False
+        return False
 
     def mend(self) -> None:
         """After a failed write or sync: carry what was acknowledged over to a new file, and leave the old one."""

@@ -43,7 +43,20 @@ class _StaleError(Exception):
 class _Append:
     """What one journal gets in this batch."""
 
-    __slots__ = ("error", "head", "journal", "lines", "mail", "n", "rings", "saves", "size", "status", "total")
+    __slots__ = (
+        "durable",
+        "error",
+        "head",
+        "journal",
+        "lines",
+        "mail",
+        "n",
+        "rings",
+        "saves",
+        "size",
+        "status",
+        "total",
+    )
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
@@ -58,6 +71,7 @@ class _Append:
         self.size = 0
         self.status: os.stat_result | None = None
         """The file after all of this."""
+        self.durable = False
         self.error: LongrunError | _StaleError | None = None
 
     def mend(self) -> None:
@@ -96,6 +110,7 @@ class _Append:
 
     def confirm(self) -> None:
         """Only now that all of it is durable: look whether the journal is still ours."""
+        self.durable = bool(self.lines)
         try:
             self.status = self.journal.check_owned()
         except LongrunError as error:
@@ -270,6 +285,9 @@ class Saves:
             return []
         if spot is not None and spot.folder is self._place.live:
             self._catalog.find(journal.id, spot.gen)
+        if append.durable and append.head.owner is None and journal.was_read(append.head.revision):
+            self._journals.changed(journal.name)
+            return []  # given back, and taken up from there before the answer came
         for place, save in append.saves:
             answers[place] = (
                 ExecutionNotFoundError(save.id) if spot is None else LeaseLostError(save.id, save.head.fence)
