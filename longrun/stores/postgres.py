@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from longrun.errors import CorruptDataError, NotStorableError, StoreUnavailableError
+from longrun.errors import CorruptDataError, NotStorableError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.seal import Seal
 from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Stored, Write
@@ -57,6 +57,12 @@ class PostgresBackend(StoreBackend):
         try:
             self._links.once(lambda connection: migrate(connection, self._queries))
             self._listener = Listener(self._queries.channel, self._links.listening, lambda: self._links.writer_pid)
+        except StoreUnavailableError as error:
+            self._links.close()
+            if not isinstance(error.__cause__, errors.InsufficientPrivilege):
+                raise
+            hint = f"let the role create schema {self._queries.schema!r}, or own it"
+            raise StoreSettingsError(KIND, f"{error.problem}; {hint}") from error.__cause__
         except BaseException:
             self._links.close()
             raise

@@ -71,8 +71,10 @@ class RedisBackend(StoreBackend):
     def open(self) -> None:
         server = self._link.inspect()
         name = self._link.base + b"format"
-        self._link.once(lambda: self._link.client.set(name, wire.FORMAT, nx=True))
         found = self._link.read("GET", name)
+        if found is None:  # not before: a server that is full or only a replica can still be looked at
+            self._link.once(lambda: self._link.client.set(name, wire.FORMAT, nx=True))
+            found = self._link.read("GET", name)
         if not found.isdigit():
             raise StoreSettingsError(server.name, f"what is stored under the prefix {self._prefix!r} is not longrun's")
         if int(found) > wire.FORMAT:

@@ -167,6 +167,15 @@ def test_a_wrong_password_is_refused_and_never_shown(disposable_postgres: Postgr
     assert "wr0ng" not in f"{caught.value} {caught.value.__cause__!r} {backend!r}"
 
 
+def test_a_role_that_may_not_create_the_schema_is_told_what_it_needs(disposable_postgres: PostgresServer) -> None:
+    with psycopg.connect(disposable_postgres.url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE poor LOGIN PASSWORD 's3cret'")
+    url = disposable_postgres.url.replace("postgres@", "poor:s3cret@", 1)
+    with pytest.raises(StoreSettingsError, match=r"permission denied .*; let the role create schema") as caught:
+        PostgresBackend(url).open()
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("schema", ["", "a b", 'x"; DROP', "pg_temp", "1a", "x" * 64, "é", "a.b"])
 def test_a_schema_that_is_no_plain_name_is_refused(schema: str) -> None:
     with pytest.raises(StoreSettingsError, match="schema="):

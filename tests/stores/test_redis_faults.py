@@ -367,6 +367,36 @@ class TestSettings:
             store.close()
 
 
+def test_a_server_that_takes_no_writes_can_be_opened_and_made_room_on(
+    backend: RedisBackend, admin: redis.Redis, disposable_redis: RedisServer
+) -> None:
+    """I10: what is there can be read; and who deletes from a full one has room again."""
+    done = owned("a", state=ExecutionState.COMPLETED)
+    backend.commit([done, owned("b")])
+    admin.config_set("maxmemory", 1)
+    other = RedisBackend(disposable_redis.url)
+    other.open()
+    assert len(other.find(Query())) == 2
+    assert other.delete(["a"]) == [True]
+    admin.config_set("maxmemory", 0)
+    admin.replicaof("127.0.0.1", "1")
+    other.close()
+    other.open()
+    assert [one.definition.id for one in other.find(Query())] == ["b"]
+    other.close()
+
+
+def test_who_may_not_is_told_so(backend: RedisBackend, admin: redis.Redis, disposable_redis: RedisServer) -> None:
+    admin.acl_setuser("looks", enabled=True, passwords=["+s3cret"], keys=["*"], commands=["+@read", "+@connection"])
+    poor = RedisBackend(disposable_redis.url.replace("unix://", "unix://looks:s3cret@"))
+    with pytest.raises(StoreSettingsError, match="may not run a command") as caught:
+        poor.open()
+    assert "s3cret" not in str(caught.value)
+    admin.hset("{other}:format", "a", "b")
+    with pytest.raises(StoreSettingsError, match="not longrun's; give another prefix="):
+        RedisBackend(disposable_redis.url, prefix="other").open()
+
+
 def test_a_reader_sees_what_was_released_while_the_writer_is_refused(backend: RedisBackend, admin: redis.Redis) -> None:
     """Reading goes on while the memory is full."""
     new = owned("a")

@@ -50,6 +50,7 @@ _SETTINGS = {
     "NOAUTH": "the server wants a password; put it into the URL",
     "WRONGPASS": "the server refuses this user name and password",
     "NOPERM": "this user may not run a command or use a key that the store needs",
+    "WRONGTYPE": "a key under its prefix is not longrun's; give another prefix=",
 }
 
 
@@ -253,7 +254,7 @@ class Link:
         code = type(error).__name__
         words = {word.strip("-.,:") for word in text.split()[:12]}
         for known, sentence in _SETTINGS.items():
-            if known in words:
+            if known in words or (known == "NOPERM" and code == "NoPermissionError"):
                 return StoreSettingsError(name, sentence)
         if isinstance(error, self._driver.AuthenticationError | self._driver.exceptions.AuthorizationError):
             return StoreSettingsError(name, "the server refuses this user name and password, or wants one")
