@@ -36,7 +36,7 @@ COMMANDS = {
     "plan": ("planning", "What a resume would do, without doing it; exit code 1 if anything would be blocked."),
     "doctor": ("doctor", "Check the store: reachable, durable, versions, permissions, clock, owners, quarantine."),
     "gc": ("gc", "Remove old finished executions, and owners that are dead."),
-    "store": ("store", "Look at a store, migrate it, copy it to another."),
+    "store": ("store", "Look at a store, migrate it, copy it to another, or switch to the other one of a pair."),
     "completion": ("completion", "The completion script for bash, zsh or fish."),
 }
 """Every command, the module that has it, and one line about it."""

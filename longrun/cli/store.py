@@ -1,4 +1,4 @@
-"""`longrun store info`, `store migrate` and `store copy`."""
+"""`longrun store info`, `store migrate`, `store copy` and `store failover`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from longrun.cli._text import clean, hide_secrets, json_text, out, say
 
 @click.group("store")
 def store_command() -> None:
-    """Look at a store, migrate it, copy it to another."""
+    """Look at a store, migrate it, copy it to another, or switch to the other one of a pair."""
 
 
 @store_command.command("info", short_help="What kind of store it is, and what is in it.")
@@ -70,6 +70,28 @@ def _show(facts: dict[str, object], counts: Any, as_json: bool) -> None:
         shown = "; ".join(map(str, value)) or "none" if isinstance(value, list) else value
         out(f"{clean(name):<20} {clean(shown, limit=400)}")
     out(f"{'executions':<20} {counts_line(counts)}")
+
+
+@store_command.command("failover", short_help="Make the standby of a pair active, by hand.")
+@click.option("--force", is_flag=True, help="Also one that is not level, or may not be: what it lacks is lost.")
+@store_option
+def failover_command(force: bool, store: str | None) -> None:
+    """Make the standby of a pair of stores active. Where there is a witness, that happens by itself.
+
+    Whoever calls it says that no process still writes to the store that was active; the others follow.
+    """
+    status = go(_failover, make_store(store), force)
+    out(f"the {status.active} is active now, the standby is {status.standby}")
+
+
+async def _failover(store: Any, force: bool) -> Any:
+    from longrun.stores.replicated import ReplicatedCheckpointStore
+
+    if not isinstance(store, ReplicatedCheckpointStore):
+        raise click.UsageError("that is no pair of stores; give --store 'replicated:?primary=URL&secondary=URL'")
+    async with store:
+        await store.failover(force=force)
+        return store.status()
 
 
 @store_command.command("copy", short_help="Carry everything to another store.")

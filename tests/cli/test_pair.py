@@ -7,11 +7,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from longrun.cli._settings import Settings
 from tests.cli.conftest import APP, call, finished, prepare, read, shown, submitted, until
+from tests.servers import RedisServer
 
 
 @pytest.fixture
@@ -77,6 +79,21 @@ def test_a_wrong_url_is_one_line_and_no_password_is_shown(url: str) -> None:
         assert "s3c" not in call(*words, "--store", bad, code=5).output
     said = call("list", "--store", f"{url}&witnes=s3cret", code=5).stderr
     assert (said.count("\n"), "write replicated:?primary=URL&secondary=URL" in said, "s3c" in said) == (1, True, False)
+
+
+def test_a_failover_by_hand(tmp_path: Path, disposable_redis: RedisServer) -> None:
+    """Without a witness: one that is level at once, one that may not be by force alone."""
+    url = f"replicated:?primary={quote(disposable_redis.url, safe='')}&secondary=file:{tmp_path / 'b'}"
+    prepare(url, submitted("site", "x"))
+    assert call("store", "failover", "--store", url).stdout == "the secondary is active now, the standby is level\n"
+    assert call("store", "failover", "--store", url).stdout == "the primary is active now, the standby is level\n"
+    disposable_redis.stop()
+    assert "failover() with force=True decides" in call("list", "--store", url, code=5).stderr
+    call("store", "failover", "--store", url, code=5)
+    forced = call("store", "failover", "--force", "--store", url).stdout
+    assert forced == "the secondary is active now, the standby is behind\n"
+    assert [one["id"] for one in read("list", "--store", url)["executions"]] == ["x"]
+    call("store", "failover", "--store", f"file:{tmp_path / 'b'}", code=2)
 
 
 def test_relative_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
