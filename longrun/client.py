@@ -14,6 +14,7 @@ import anyio
 import anyio.from_thread
 
 from longrun.clock import Clock
+from longrun.desk import check_name
 from longrun.errors import ConfigError
 from longrun.handle import ExecutionHandle
 from longrun.office import Office
@@ -47,7 +48,7 @@ class Client(Office):
 
     def find_workflow(self, workflow: Any) -> Workflow:
         """By its name alone: whoever first runs it gives it its steps."""
-        if workflow in RECORDS:
+        if check_name("workflow", workflow) in RECORDS:
             raise ConfigError("workflow", workflow, "that name is kept for longrun's own records")
         return Workflow(name=workflow, steps=())
 

@@ -113,7 +113,10 @@ class Desk:
     async def _position(self, after: Execution | str) -> tuple[float, str]:
         if isinstance(after, Execution):
             return after.start_time.timestamp(), after.id
-        return (await self.store.load(check_id(after))).definition.created, after
+        try:
+            return (await self.store.load(check_id(after))).definition.created, after
+        except CorruptDataError as error:
+            return (await self._unreadable(after, error)).start_time.timestamp(), after
 
     async def count(self, query: Query | None = None) -> dict[ExecutionState, int]:
         """How many executions there are, by state."""

@@ -110,6 +110,14 @@ async def test_a_handle_is_of_an_execution_that_exists(url: str) -> None:
         assert (await (await executor.handle("x")).info()).state == "initialized"
 
 
+@pytest.mark.parametrize("workflow", [None, "", 5, ["ask"], "a\nb", "x" * 201], ids=repr)
+async def test_a_workflow_is_a_name(workflow: Any) -> None:
+    async with Client("memory:") as client:
+        with pytest.raises(ConfigError, match="workflow"):
+            await client.submit(workflow, {})
+        assert await client.list() == []
+
+
 async def test_the_records_of_queues_are_nobodys_workflow(url: str) -> None:
     async with Client(url) as client:
         with pytest.raises(ConfigError, match="kept for longrun's own records"):

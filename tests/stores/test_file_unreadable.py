@@ -133,6 +133,9 @@ async def test_what_cannot_be_read_is_listed_reported_logged_and_can_be_deleted(
             assert (sorted(report.resumed), list(report.blocked)) == (["a", "c"], ["b"])
             assert says in report.blocked["b"]
             await check_listed(executor, "b", says)
+            assert [one.id for one in await executor.list(after="b")] == [
+                one.id for one in await executor.list(after=await executor.get("b"))
+            ]
             await check_refused(executor, "b", says)
             await check_next_step(executor, path, "b", bad)
             for id in "ac":
