@@ -252,7 +252,8 @@ class MemoryBackend(StoreBackend):
             if record is None:
                 return 0
             states = sum(len(b.data) for b in record.boundaries if b.data)
-            return states + sum(map(len, record.blobs.values())) + sum(map(len, record.entries.values()))
+            letters = sum(len(message.payload or b"") for message in record.messages.values())
+            return states + letters + sum(map(len, record.blobs.values())) + sum(map(len, record.entries.values()))
 
     # the watcher
 

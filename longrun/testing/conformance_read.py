@@ -124,6 +124,8 @@ class CheckpointContract(ConformanceBase):
         assert sizes[0] >= 2000
         assert sizes[1] - sizes[0] >= 20_000
         assert sizes[2] - sizes[1] >= 20_000
+        done(backend, send("a", payload=noise(20_000)))
+        assert backend.size("a") - sizes[2] >= 20_000
         assert backend.size("b") >= 90_000
 
     def test_dropped_blobs_give_their_space_back(self, backend: StoreBackend) -> None:

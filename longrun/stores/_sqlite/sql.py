@@ -283,8 +283,11 @@ OWNERS = "SELECT id, life, workflows, queues, expires FROM owner ORDER BY id"
 READY_NOW = "SELECT 1 FROM execution WHERE owner IS NULL AND wake = 0 LIMIT 1"
 NEXT_TIMED = "SELECT min(wake) FROM execution WHERE owner IS NULL AND wake > 0"
 SIZE = """
-SELECT (SELECT coalesce(sum(length(data)), 0) FROM boundary WHERE execution = key AND seq >= kept)
+SELECT length(metadata) + length(numbers)
+    + (SELECT coalesce(sum(coalesce(length(data), 0) + length(numbers) + length(words)), 0)
+        FROM boundary WHERE execution = execution.key)
     + (SELECT coalesce(sum(length(data)), 0) FROM blob WHERE execution = execution.key)
     + (SELECT coalesce(sum(length(data)), 0) FROM entry WHERE execution = execution.key)
+    + (SELECT coalesce(sum(length(payload)), 0) FROM message WHERE execution = execution.key)
 FROM execution JOIN head ON head.execution = key WHERE id = ?
 """

@@ -379,7 +379,11 @@ SELECT CASE
 END
 
 -- name: size
-SELECT (SELECT coalesce(sum(octet_length(data)), 0) FROM {schema}.states WHERE execution = %(id)s)
+SELECT (SELECT coalesce(sum(pg_column_size(h)), 0) FROM {schema}.heads AS h WHERE id = %(id)s)
+    + (SELECT coalesce(sum(pg_column_size(d)), 0) FROM {schema}.definitions AS d WHERE id = %(id)s)
+    + (SELECT coalesce(sum(pg_column_size(b)), 0) FROM {schema}.boundaries AS b WHERE execution = %(id)s)
+    + (SELECT coalesce(sum(octet_length(payload)), 0) FROM {schema}.messages WHERE execution = %(id)s)
+    + (SELECT coalesce(sum(octet_length(data)), 0) FROM {schema}.states WHERE execution = %(id)s)
     + (SELECT coalesce(sum(octet_length(data)), 0) FROM {schema}.blobs WHERE execution = %(id)s)
     + (SELECT coalesce(sum(octet_length(data)), 0) FROM {schema}.entries WHERE execution = %(id)s)
 
