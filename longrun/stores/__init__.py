@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from longrun.errors import StoreSettingsError
 
@@ -60,7 +61,8 @@ def open_store(url: str, **options: Any) -> CheckpointStore:
     """The store that a URL names. It is opened on entering it, or by whoever uses it.
 
     `memory:`, `file:DIR`, `sqlite:///PATH` (a fourth slash makes it absolute), `postgresql://…` and `redis://…` (also
-    `rediss://`, `valkey://`, `unix://`) are stores; `replicated:?primary=URL&secondary=URL` is two of them in step, see
+    `rediss://`, `valkey://`, `unix://`) are stores. `?schema=NAME` chooses the schema in PostgreSQL, `?prefix=NAME`
+    what the keys in Redis begin with. `replicated:?primary=URL&secondary=URL` is two of them in step, see
     `ReplicatedCheckpointStore`. There the URLs are percent-encoded, and may be followed by `witness=URL` (`file:DIR` is
     a `DirectoryWitness`, any other store a `StoreWitness`, with `witness_name=` if several pairs share it), by
     `mode=async` and by the numbers that the class takes. `options` go to the class of the store.
@@ -76,9 +78,11 @@ def open_store(url: str, **options: Any) -> CheckpointStore:
     elif scheme == "sqlite":
         store = __getattr__("SQLiteCheckpointStore")(_sqlite_path(rest), **options)
     elif scheme in ("postgresql", "postgres"):
-        store = __getattr__("PostgresCheckpointStore")(url, **options)
+        plain, own = _own_options(str(url), ("schema",))
+        store = __getattr__("PostgresCheckpointStore")(plain, **{**own, **options})
     elif scheme in ("redis", "rediss", "valkey", "valkeys", "unix", "redis+unix"):
-        store = __getattr__("RedisCheckpointStore")(url, **options)
+        plain, own = _own_options(str(url), ("prefix",))
+        store = __getattr__("RedisCheckpointStore")(plain, **{**own, **options})
     elif scheme == "replicated":
         store = _pair(str(url), options)
     else:
@@ -111,6 +115,15 @@ def _part(name: str, url: str) -> CheckpointStore:
         return open_store(url)
     except StoreSettingsError as error:
         raise StoreSettingsError("replicated", f"its {name}: {error.problem}") from error
+
+
+def _own_options(url: str, names: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    """The URL for the driver, and those parts of its query that are for the store itself."""
+    front, _, query = url.partition("?")
+    parts = [part.partition("=") for part in query.split("&")]
+    own = {name: unquote(value) for name, _, value in parts if name in names}
+    rest = "&".join("".join(part) for part in parts if part[0] not in names)
+    return (url if not own else f"{front}?{rest}" if rest else front), own
 
 
 def _file_path(rest: str) -> str:

@@ -27,6 +27,7 @@ from longrun.errors import (
 )
 from longrun.records import ExecutionState
 from longrun.stored import Create, Owner, Query, Save
+from longrun.stores import open_store
 from longrun.stores._postgres import migrations, writing
 from longrun.stores._postgres.links import OwnConnection
 from longrun.stores.postgres import PostgresBackend, PostgresCheckpointStore
@@ -235,6 +236,16 @@ def test_two_schemas_in_one_database_are_two_stores(server_url: str, postgres_sc
             assert two.wait(0.2) is False
     finally:
         execute(server_url, f"DROP SCHEMA IF EXISTS {other} CASCADE")
+
+
+def test_a_url_names_its_schema(server_url: str, postgres_schema: str) -> None:
+    mark = "&" if "?" in server_url else "?"
+    with opened(open_store(f"{server_url}{mark}schema={postgres_schema}").backend) as backend:
+        created(backend, create("a"))
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        assert loaded(backend, "a").definition.id == "a"
+    with pytest.raises(StoreSettingsError, match="no plain name"):
+        open_store(f"{server_url}{mark}schema=a%20b")
 
 
 def test_a_newer_schema_is_refused(server_url: str, postgres_schema: str) -> None:

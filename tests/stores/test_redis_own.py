@@ -410,6 +410,16 @@ class TestLife:
         for scheme, place in (("valkey", "h:1 db 2"), ("valkeys", "h:1 db 2")):
             assert RedisBackend(f"{scheme}://h:1/2")._link.place() == place
 
+    def test_a_url_names_its_prefix(self, redis_url: str, keys: Keys, backend: RedisBackend) -> None:
+        created(backend, create("a"))
+        mark = "&" if "?" in redis_url else "?"
+        other = open_store(f"{redis_url}{mark}prefix={keys.prefix}").backend
+        other.open()
+        assert other.load("a") is not None
+        other.close()
+        with pytest.raises(ConfigError, match="prefix"):
+            open_store("redis://h?prefix=a%20b&db=3")
+
     def test_a_client_that_was_given_stays_open(self, keys: Keys) -> None:
         store = RedisBackend(keys.client, prefix=keys.prefix)
         store.open()
