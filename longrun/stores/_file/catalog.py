@@ -23,7 +23,7 @@ from longrun.stores._file.entries import (
     Entry,
     Mark,
     changed_at,
-    is_about_queues,
+    is_about_records,
     is_same_file,
     mark_of,
     may_leave,
@@ -98,7 +98,7 @@ class Catalog:
             if query.owner is not None:
                 self.listen()
                 self.look_at(query.owner)
-            elif is_about_queues(query):
+            elif is_about_records(query):
                 self.listen()
             else:
                 self.look()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from longrun.stored import QUEUE_WORKFLOW, Claim, Definition, Head, Query
+from longrun.stored import RECORDS, Claim, Definition, Head, Query
 from longrun.stores._file.contents import Mail, blocked_head, woken_head
 from longrun.stores.rows import wake_at
 
@@ -91,7 +91,7 @@ class Entries:
         self._ready: dict[str, Entry] = {}
         self._timed: list[tuple[float, str]] = []
         self._posted: dict[str, Entry] = {}
-        self._queues: dict[str, Entry] = {}
+        self._records: dict[str, Entry] = {}
         self._children: dict[str, dict[str, Entry]] = {}
 
     def put(self, entry: Entry) -> None:
@@ -102,8 +102,8 @@ class Entries:
                 entry.closed_inbox = known.closed_inbox
             self._remove(known)
         self.by_stem[entry.stem] = entry
-        if entry.definition.workflow == QUEUE_WORKFLOW:
-            self._queues[entry.stem] = entry
+        if entry.definition.workflow in RECORDS:
+            self._records[entry.stem] = entry
         if entry.definition.parent_id is not None:
             self._children.setdefault(entry.definition.parent_id, {})[entry.stem] = entry
         self._index(entry)
@@ -115,7 +115,7 @@ class Entries:
 
     def _remove(self, entry: Entry) -> None:
         self._unindex(entry)
-        self._queues.pop(entry.stem, None)
+        self._records.pop(entry.stem, None)
         if entry.definition.parent_id is not None:
             _take_out(self._children, entry.definition.parent_id, entry.stem)
 
@@ -174,8 +174,8 @@ class Entries:
             return [entry for owned in self._by_owner.values() for entry in owned.values()]
         if query.parent_id is not None:
             return list(self._children.get(query.parent_id, {}).values())
-        if is_about_queues(query):
-            return list(self._queues.values())
+        if is_about_records(query):
+            return list(self._records.values())
         return list(self.by_stem.values())
 
     def owned_by(self, owner: str) -> list[Entry]:
@@ -210,8 +210,8 @@ class Entries:
             yield from self.owned_by(owner)
 
 
-def is_about_queues(query: Query) -> bool:
-    return query.workflows is not None and query.workflows <= {QUEUE_WORKFLOW}
+def is_about_records(query: Query) -> bool:
+    return query.workflows is not None and query.workflows <= RECORDS
 
 
 def _take_out(index: dict[str, dict[str, Entry]], name: str, stem: str) -> None:
