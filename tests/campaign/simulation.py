@@ -281,6 +281,8 @@ class Ledger:
 class Simulation:
     """One schedule: some workers, some executions, and the course that the seed gives them."""
 
+    shared = False  # as a watcher: `tell` has nobody to tell
+
     def __init__(self, seed: int, *, workers: int = 3, faults: int = 6) -> None:
         self.dice = random.Random(seed)
         self.clock = SimulatedClock()
