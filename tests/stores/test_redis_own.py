@@ -22,6 +22,7 @@ from longrun.errors import (
 from longrun.records import ExecutionState
 from longrun.stored import Create, Head, Loaded, Query, Write
 from longrun.stores import open_store
+from longrun.stores._redis import wire
 from longrun.stores._redis.link import Options
 from longrun.stores.redis import RedisBackend
 from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
@@ -466,3 +467,26 @@ class TestLife:
         monkeypatch.setattr("longrun.stores._redis.finding.ENDED", 10)
         assert backend.find(query) == few
         assert len(few) == len([n for n in range(100) if n % 7 < 3])
+
+    def test_the_server_leaves_out_what_has_other_metadata(
+        self, backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of thousands only those that fit cross the wire, and no call keeps the server from others for long."""
+        many = [create(f"x{n:04}", metadata={"team": "a" if n % 1500 else 'b"é', "n": n}) for n in range(4500)]
+        done(backend, *many)
+        crossed: list[int] = []
+        unpacked = wire.unpacked
+
+        def counted(reply: Any) -> Any:
+            values = unpacked(reply)
+            crossed.append((len(values) - 2) // 5)
+            return values
+
+        monkeypatch.setattr(wire, "unpacked", counted)
+        found = backend.find(Query(metadata={"team": 'b"é'}, limit=100))
+        assert [one.definition.id for one in found] == ["x3000", "x1500", "x0000"]
+        assert sum(crossed) == 3
+        assert len(crossed) == 3, "4,500 rows take three calls of at most 2,000"
+        assert [one.definition.id for one in backend.find(Query(metadata={"n": 7.0}))] == ["x0007"]
+        assert backend.find(Query(metadata={"team": "nobody"})) == []
+        assert backend.count(Query(metadata={"team": 'b"é'})) == {many[0].head.state: 3}

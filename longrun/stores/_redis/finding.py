@@ -1,4 +1,4 @@
-"""Listings: the server narrows by state, workflow, queue, parent, owner and time; the rest is compared here.
+"""Listings: the server narrows by state, workflow, queue, parent, owner, time and metadata; the rest is compared here.
 
 Place in the life of an execution: look at many of them. Rows come in bounded pages, so neither side holds them all.
 """
@@ -11,6 +11,7 @@ from typing import Any
 from longrun.logging import get_logger
 from longrun.records import ExecutionState
 from longrun.stored import Query, Stored
+from longrun.stores import rows
 from longrun.stores._redis import wire
 from longrun.stores._redis.link import Link
 from longrun.stores._redis.reading import head_or_rest
@@ -102,16 +103,19 @@ class Finder:
         lowest = "-inf" if query.created_after is None else repr(query.created_after)
         under = "+inf" if query.created_before is None else repr(query.created_before)
         place: tuple[Any, Any] = ("", "") if after is None else (repr(after[0]), after[1])
+        texts = [text for key, value in query.metadata.items() for text in _stored_as(key, value)]
         size = min(PAGE, query.limit)
         while sets:
-            flat: list[Any] = wire.unpacked(self._link.repeated("page", size, *place, lowest, under, *sets))
-            for n in range(0, len(flat), 5):
-                row = self._stored(flat[n].decode(), *flat[n + 2 : n + 5])
+            answer: list[Any] = wire.unpacked(
+                self._link.repeated("page", size, *place, lowest, under, len(texts), *texts, *sets)
+            )
+            for n in range(2, len(answer), 5):
+                row = self._stored(answer[n].decode(), *answer[n + 2 : n + 5])
                 if row is not None:
                     yield row
-            if len(flat) < 5 * size:
+            if not answer[0]:
                 return
-            place, size = (flat[-4], flat[-5]), PAGE
+            place, size = (answer[0], answer[1]), PAGE
 
     def _stored(self, id: str, control: bytes, head: bytes | None, definition: bytes | None) -> Stored | None:
         try:
@@ -133,6 +137,15 @@ def _set_names(query: Query, state: ExecutionState) -> list[str]:
     if query.queue is not None:
         return [f"i:queue:{state.value}:{wire.named(query.queue)}"]
     return [f"i:state:{state.value}"]
+
+
+def _stored_as(key: str, value: Any) -> list[str]:
+    """What the stored text of a definition must hold if it has this metadata. More may hold it: they are compared
+    here."""
+    if value is None:
+        return []  # one that is missing counts as None
+    name = rows.json_text(key)
+    return [f"{name}:{rows.json_text(value)}" if isinstance(value, str | bool) else f"{name}:"]
 
 
 def _counted_by_sets(query: Query) -> bool:

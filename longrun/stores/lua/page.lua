@@ -1,10 +1,13 @@
 -- A page of executions from some sorted sets of the listing, newest first (creation time, then id, descending).
 -- ARGV: limit, creation time and id of the row before, or "" and "", lowest creation time or "-inf", creation time that
--- none may reach or "+inf", names of the sorted sets. Answers id, creation time, control, head, definition in turn.
+-- none may reach or "+inf", how many texts follow that a definition must hold, these, names of the sorted sets.
+-- Answers where it stopped (creation time and id, or "" and "" when there is no more), then id, creation time, control,
+-- head, definition in turn.
 
 local limit, after, after_id = tonumber(ARGV[1]), ARGV[2], ARGV[3]
-local lowest, under = ARGV[4], ARGV[5]
+local lowest, under, texts = ARGV[4], ARGV[5], tonumber(ARGV[6])
 local PAGE = 128
+local MOST = 2000 -- rows looked at in one call: others want the server too
 
 sweep()
 
@@ -27,7 +30,7 @@ local function skipped(key)
 end
 
 local sources = {}
-for n = 6, #ARGV do
+for n = 7 + texts, #ARGV do
   local key = base .. ARGV[n]
   local from = under == '+inf' and 0 or call('ZCOUNT', key, under, '+inf')
   if after ~= '' then from = math.max(from, skipped(key)) end
@@ -53,18 +56,31 @@ local function newest()
   return best, best_id, best_score
 end
 
+local function fits(definition)
+  for n = 7, 6 + texts do
+    if definition and not string.find(definition, ARGV[n], 1, true) then return false end
+  end
+  return true
+end
+
 local least = lowest == '-inf' and -math.huge or tonumber(lowest)
-local found, stray = {}, {}
-while #found < 5 * limit do
+local found, stray, looked = { '', '' }, {}, 0
+while true do
   local source, id, score = newest()
   if not source or score < least then break end
   local text = source.page[source.n + 1]
+  if #found - 2 >= 5 * limit or looked >= MOST then
+    found[1], found[2] = after, after_id
+    break
+  end
   source.n = source.n + 2
+  looked = looked + 1
+  after, after_id = text, id
   local row = call('HMGET', base .. 'x:' .. id, 'c', 'h', 'd')
-  if row[1] then
-    for _, value in ipairs({ id, text, row[1], row[2], row[3] }) do found[#found + 1] = value end
-  else
+  if not row[1] then
     stray[#stray + 1] = { source.key, id }
+  elseif fits(row[3]) then
+    for _, value in ipairs({ id, text, row[1], row[2], row[3] }) do found[#found + 1] = value end
   end
 end
 for _, pair in ipairs(stray) do call('ZREM', pair[1], pair[2]) end
