@@ -125,7 +125,10 @@ def once_stored_before_the_call() -> None:
     edit("longrun.context", "StepContext.once", call, f"memo.keep(None); await self._port.durable(); {call}")
 
 
-@bug("once-not-waited-for", "tests/test_once.py::test_the_result_is_durable_before_it_is_returned")
+@bug(
+    "once-not-waited-for",
+    "tests/test_local.py::test_what_must_be_durable_does_not_return_before_the_store_has_answered",
+)
 def once_not_waited_for() -> None:
     """A memo is returned before it is durable."""
     edit("longrun.context", "StepContext.once", "await self._port.durable()", "self._port.hand_over()")
