@@ -66,9 +66,13 @@ class FileBackend(StoreBackend):
         self._woken.clear()
         place = Place(self._path, self._disk)
         self._parts = _Parts(place, self._clock)
-        with _guarded("the directory cannot be read"):
-            place.sweep()
-        self._seen = place.bell()
+        try:
+            with _guarded("the directory cannot be read"):
+                place.sweep()
+                self._seen = place.bell()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         parts, self._parts = self._parts, None
@@ -88,9 +92,10 @@ class FileBackend(StoreBackend):
     def describe(self) -> Mapping[str, object]:
         facts: dict[str, object] = {**super().describe(), "directory": self._path, "format": FORMAT}
         if self._parts is not None:
-            space = os.fstatvfs(self._parts.place.top.fd)
+            with _guarded("the directory cannot be read"):
+                space = self._disk.space(self._parts.place.top.fd)
+                facts["quarantined"] = len(self._parts.place.quarantine.names())
             facts |= {"free_bytes": space.f_bavail * space.f_frsize, "fsync": "fdatasync for every acknowledged write"}
-            facts["quarantined"] = len(self._parts.place.quarantine.names())
         return facts
 
     # the writer

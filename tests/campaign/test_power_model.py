@@ -1,6 +1,6 @@
 """The file store and a power cut: what was acknowledged is there, whatever the disk had not synced yet (I1).
 
-The cut is a model, so that every run can have many of them; `tests/campaign/test_power_cut.py` cuts a real file system.
+The cut is a model, so that every run can have many of them; `tests/campaign/test_skies.py` cuts a real file system.
 """
 
 from __future__ import annotations

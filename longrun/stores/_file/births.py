@@ -13,6 +13,7 @@ import attrs
 from longrun.errors import CorruptDataError, LongrunError, StoreUnavailableError
 from longrun.stored import Create, Save, Send
 from longrun.stores._file.contents import NO_MAIL, Mail, first_lines, save_lines
+from longrun.stores._file.disk import close_all
 from longrun.stores._file.entries import Entry, Mark, mark_of
 from longrun.stores._file.inbox import Box, send
 from longrun.stores._file.journal import Journal, failed
@@ -55,21 +56,20 @@ class Birth:
             place.disk.fsync(self.fd)
         except OSError as error:
             self.error = failed(error)
-            place.disk.close(self.fd)
-            place.drop_temporary(self.temporary)
+            self.abandon(place)
 
     def publish(self, place: Place) -> bool | LongrunError:
         """Let it appear, unless the id is taken."""
         if self.error is not None:
             return self.error
         stem = stem_of(self.create.id)
-        kept = False
         try:
             if place.done.stat(done_name(stem)) is not None:
                 place.drop_temporary(self.temporary)
                 return False
             if not place.publish(self.temporary, place.live, journal_name(stem, 0)):
                 return False
+            self.mark = mark_of(place.disk.fstat(self.fd))
             head = self.create.head
             if head.owner is not None and not head.state.finished:
                 self.journal = Journal(
@@ -83,14 +83,25 @@ class Birth:
                     n=self.lines,
                     size=len(self.data),
                 )
-                kept = True
-            self.mark = mark_of(place.disk.fstat(self.fd))
+                self.fd = -1
             return True
         except OSError as error:
             return failed(error)
         finally:
-            if not kept:
-                place.disk.close(self.fd)
+            self._close(place)
+
+    def abandon(self, place: Place) -> None:
+        """Something has failed on the way: nothing of it is left."""
+        if self.journal is not None:
+            self.journal.close()
+        if self.fd >= 0:
+            self._close(place)
+            place.drop_temporary(self.temporary)
+
+    def _close(self, place: Place) -> None:
+        if self.fd >= 0:
+            close_all(place.disk, [self.fd])
+            self.fd = -1
 
     @property
     def entry(self) -> Entry:

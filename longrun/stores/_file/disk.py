@@ -54,6 +54,11 @@ class Disk:
     def open(self, name: str, flags: int, dir_fd: int | None = None) -> int:
         return os.open(name, flags | _SAFE, FILE_MODE, dir_fd=dir_fd)
 
+    def folder(self, path: str, dir_fd: int | None = None, *, follow: bool = False) -> int:
+        """A directory's descriptor."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        return os.open(path, flags if follow else flags | os.O_NOFOLLOW, dir_fd=dir_fd)
+
     def close(self, fd: int) -> None:
         os.close(fd)
 
@@ -87,7 +92,7 @@ class Disk:
     def unlink(self, name: str, dir_fd: int) -> None:
         os.unlink(name, dir_fd=dir_fd)
 
-    def stat(self, name: str, dir_fd: int) -> os.stat_result:
+    def stat(self, name: str, dir_fd: int | None = None) -> os.stat_result:
         return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
 
     def fstat(self, fd: int) -> os.stat_result:
@@ -98,6 +103,13 @@ class Disk:
 
     def mkdir(self, name: str, dir_fd: int | None = None) -> None:
         os.mkdir(name, FOLDER_MODE, dir_fd=dir_fd)
+
+    def parents(self, path: str) -> None:
+        """Make the directories above one; their modes are the umask's."""
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+
+    def space(self, fd: int) -> os.statvfs_result:
+        return os.fstatvfs(fd)
 
     def names(self, dir_fd: int) -> list[str]:
         own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=dir_fd)  # two threads must not share a position
@@ -148,9 +160,6 @@ class Folder:
         self.disk, self.fd, self.path = disk, fd, path
         self.unsettled: dict[int, int] = {}
         """By inode: the size up to which a file that we are writing to is durable and ours. Readers see no more."""
-
-    def close(self) -> None:
-        self.disk.close(self.fd)
 
     def names(self) -> list[str]:
         return self.disk.names(self.fd)
@@ -234,9 +243,7 @@ class Folder:
 
 def open_folder(disk: Disk, path: str, dir_fd: int | None = None, *, follow: bool = False) -> Folder:
     """Open a directory; only the store's own top may be reached through a symbolic link."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW, dir_fd=dir_fd)
-    return Folder(disk, fd, path)
+    return Folder(disk, disk.folder(path, dir_fd, follow=follow), path)
 
 
 def close_all(disk: Disk, fds: Sequence[int]) -> None:

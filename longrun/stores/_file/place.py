@@ -31,7 +31,7 @@ from urllib.parse import quote, unquote
 from zlib import crc32
 
 from longrun.errors import NewerFormatError, StoreSettingsError, StoreUnavailableError
-from longrun.stores._file.disk import FOLDER_MODE, Disk, Folder, open_folder, read_range, write_all
+from longrun.stores._file.disk import FOLDER_MODE, Disk, Folder, close_all, open_folder, read_range, write_all
 
 KIND = "file"
 FORMAT = 1
@@ -101,25 +101,32 @@ class Place:
         self._numbers = itertools.count()
         self._nonce = os.urandom(6).hex()
         self._doubtful: set[Folder] = set()
-        self.top = _open_top(disk, path)
+        self._held: list[int] = []
+        self.top = self._hold(_open_top(disk, path))
         try:
             _check_marker(self.top, path, self.temporary_name())
             self.live, self.done, self.history, self.inbox, self.owners, self.quarantine, self.tmp = (
-                _subfolder(self.top, name) for name in _FOLDERS
+                self._hold(_subfolder(self.top, name)) for name in _FOLDERS
             )
             self._bell, _ = self.top.open_or_create(BELL)
-        except OSError as error:
-            raise _settings(path, error) from error
+            self._held.append(self._bell)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise _settings(path, error) from error
+            raise
+
+    def _hold(self, folder: Folder) -> Folder:
+        self._held.append(folder.fd)
+        return folder
 
     def close(self) -> None:
-        self.disk.close(self._bell)
-        for name in _FOLDERS:
-            getattr(self, name).close()
-        self.top.close()
+        close_all(self.disk, self._held)
+        self._held = []
 
     def ping(self) -> None:
         try:
-            here, there = self.top.stat(MARKER), os.stat(os.path.join(self.path, MARKER), follow_symlinks=False)
+            here, there = self.top.stat(MARKER), self.disk.stat(os.path.join(self.path, MARKER))
         except OSError as error:
             raise unavailable(error, "the directory cannot be read") from error
         if here is None or here.st_ino != there.st_ino:
@@ -210,7 +217,7 @@ class Place:
             self._take_lock(fd, "the directory", shared=shared)
             yield
         finally:
-            self.disk.close(fd)
+            close_all(self.disk, [fd])
 
     def open_locked(self, folder: Folder, name: str) -> int:
         """Open or make a file to append to, locked, and sure to be the one that has the name now."""
@@ -260,27 +267,33 @@ def _settings(path: str, error: OSError) -> StoreSettingsError | StoreUnavailabl
 def _open_top(disk: Disk, path: str) -> Folder:
     try:
         try:
-            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            disk.parents(path)
             disk.mkdir(path)
         except FileExistsError:
             return open_folder(disk, path, follow=True)
-        top = open_folder(disk, path, follow=True)
-        disk.chmod(top.fd, FOLDER_MODE)
+        return _made_private(open_folder(disk, path, follow=True))
     except OSError as error:
         raise _settings(path, error) from error
-    return top
 
 
 def _subfolder(top: Folder, name: str) -> Folder:
     with contextlib.suppress(FileExistsError):
         top.disk.mkdir(name, top.fd)
         top.sync()
-    folder = open_folder(top.disk, name, top.fd)
-    status = top.disk.fstat(folder.fd)
-    if os.geteuid() not in (0, status.st_uid):
-        raise PermissionError(errno.EPERM, f"{name}/ in it belongs to another user")
-    if status.st_mode & 0o777 != FOLDER_MODE:
-        top.disk.chmod(folder.fd, FOLDER_MODE)
+    return _made_private(open_folder(top.disk, name, top.fd), name)
+
+
+def _made_private(folder: Folder, name: str | None = None) -> Folder:
+    """The folder, with its mode put right; one of ours, by its name, must not belong to somebody else."""
+    try:
+        status = folder.disk.fstat(folder.fd)
+        if name is not None and os.geteuid() not in (0, status.st_uid):
+            raise PermissionError(errno.EPERM, f"{name}/ in it belongs to another user")
+        if status.st_mode & 0o777 != FOLDER_MODE:
+            folder.disk.chmod(folder.fd, FOLDER_MODE)
+    except BaseException:
+        close_all(folder.disk, [folder.fd])
+        raise
     return folder
 
 

@@ -74,12 +74,17 @@ class Writes:
             return locate(self.place, id) is not None or not remove_locked(self.place, stem, 0)
 
     def _create_chunk(self, births: list[Birth], answers: Answers) -> None:
-        for birth in births:
-            birth.write(self.place)
-        self.crew.run(lambda birth: birth.sync(self.place), [birth for birth in births if birth.error is None])
-        with self.place.locked(shared=True):
+        try:
             for birth in births:
-                answers[birth.where] = birth.publish(self.place)
+                birth.write(self.place)
+            self.crew.run(lambda birth: birth.sync(self.place), [birth for birth in births if birth.error is None])
+            with self.place.locked(shared=True):
+                for birth in births:
+                    answers[birth.where] = birth.publish(self.place)
+        except BaseException:
+            for birth in births:
+                birth.abandon(self.place)
+            raise
         for birth in births:
             if birth.journal is not None and answers[birth.where] is True:
                 self.journals.adopt(birth.journal, birth.entry)
