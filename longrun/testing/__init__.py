@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from longrun.testing.effects import Effects as Effects
     from longrun.testing.faulty import FaultyStore as FaultyStore
     from longrun.testing.points import CrashPoint as CrashPoint
+    from longrun.testing.settings import CALM as CALM
     from longrun.testing.steps import StepRun as StepRun
     from longrun.testing.steps import run_step as run_step
 
 _HOMES = {
+    "CALM": "longrun.testing.settings",
     "CrashPoint": "longrun.testing.points",
     "CrashReport": "longrun.testing.crash",
     "Effects": "longrun.testing.effects",
@@ -36,6 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "CALM",
     "CrashPoint",
     "CrashReport",
     "Effects",

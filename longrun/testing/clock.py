@@ -29,7 +29,8 @@ threads of a store to answer. What beats often makes many jumps; a long `heartbe
 class ManualClock(Clock):
     """Sleeps, back-offs, leases and timers pass when `advance` is called.
 
-    With `autojump` they pass by themselves: when every task waits, time jumps to the next moment somebody waits for.
+    With `autojump` they pass by themselves: when every task waits, time jumps to the next moment somebody waits for. A
+    heartbeat is such a moment too, and a jump takes a twentieth of a second: give the executor the config `CALM`.
     A step thread at work counts as waiting. A single `advance` past the length of a lease is to the store what a
     machine is that stood still: the lease has run out before anybody could renew it.
     """

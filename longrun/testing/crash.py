@@ -47,7 +47,7 @@ class CrashPlan:
     state: Any = field(default=None, repr=False)
     effects: Effects | None = None
     tolerate: tuple[str, ...] = ()
-    """Effects that may happen twice."""
+    """Effects whose number a crash may change."""
     drive: Drive | None = None
     """Called in every program with the handle: sends the signals that the workflow waits for."""
     config: ExecutorConfig = CALM
@@ -106,6 +106,19 @@ class DoubledEffect:
         return f"{self.point}: {self.name!r} happened {self.times} times"
 
 
+@frozen
+class LostEffect:
+    """An outside effect that happened less often because of a crash at a point."""
+
+    point: CrashPoint
+    name: str
+    times: int
+    """How often in all."""
+
+    def __str__(self) -> str:
+        return f"{self.point}: {self.name!r} happened {self.times} times"
+
+
 @frozen(kw_only=True)
 class CrashReport:
     """What became of the workflow at each point."""
@@ -114,18 +127,25 @@ class CrashReport:
     points: tuple[CrashPoint, ...] = field(repr=False)
     failures: tuple[CrashFailure, ...] = ()
     doubled_effects: tuple[DoubledEffect, ...] = ()
+    lost_effects: tuple[LostEffect, ...] = ()
     missed: tuple[CrashPoint, ...] = field(default=(), repr=False)
     """Points that the run meant to crash there never came to."""
+    notes: tuple[str, ...] = ()
+    """What the report should be read with: that the workflow fails, or that its result changes, without any crash."""
 
     @property
     def ok(self) -> bool:
-        return not self.failures and not self.doubled_effects and len(self.missed) < len(self.points)
+        wrong = self.failures or self.doubled_effects or self.lost_effects
+        return not wrong and len(self.missed) < len(self.points)
 
     def __str__(self) -> str:
-        lines = [f"{self.workflow}: {len(self.points)} crash points, {'all survived' if self.ok else 'NOT survived'}"]
+        number = f"{len(self.points)} crash point{'' if len(self.points) == 1 else 's'}"
+        lines = [f"{self.workflow}: {number}, {'all survived' if self.ok else 'NOT survived'}"]
+        lines += [f"  {note}" for note in self.notes]
         for title, found in (
             ("the result changed", self.failures),
-            ("an effect happened twice", self.doubled_effects),
+            ("an effect happened again", self.doubled_effects),
+            ("an effect was lost", self.lost_effects),
             ("never reached again", self.missed),
         ):
             lines += [f"  {title}: {len(found)}"] if found else []
@@ -156,9 +176,14 @@ async def crash_matrix(
 ) -> CrashReport:
     """Crash a workflow at every point (or at `points`), resume it, and compare.
 
-    In the same process a crash abandons the executor where it stands. With `kill` each crash is a SIGKILL in a child
-    process on a file store; the registry, `effects` and `drive` must then be names of importable modules.
-    Time is a `ManualClock`'s: sleeps, back-offs and timers pass at once.
+    In the same process a crash abandons the executor where it stands; global variables outlast it. With `kill` each
+    crash is a SIGKILL in a child process on a file store; the registry, `effects` and `drive` must then be names of
+    importable modules. Steps that are to run in processes of their own run in threads here. Time is a `ManualClock`'s:
+    sleeps, back-offs and timers pass at once; `timeout` are real seconds for one program.
+
+    `tolerate` names effects that may happen again or not at all, `same` compares two results, `awaits` makes each await
+    of an async step a point, `strict` passes states through the codec between steps, and `drive` is called with the
+    handle in every program.
     """
     plan = CrashPlan(
         registry=registry,
@@ -173,51 +198,61 @@ async def crash_matrix(
         same=same,
         timeout=timeout,
     )
-    run = _run_in_children(plan) if kill else None
-    return await matrix(plan, points, run)
+    run = runner_of(plan, kill=kill)
+    whole = await run(None)
+    return await judge(plan, run, whole, whole.points if points is None else points)
 
 
-def _run_in_children(plan: CrashPlan) -> Callable[[CrashPoint | None], Awaitable[Course]]:
+Run = Callable[[CrashPoint | None], Awaitable["Course"]]
+"""Runs a plan to its end, with a crash at a point or undisturbed."""
+
+
+def runner_of(plan: CrashPlan, *, kill: bool) -> Run:
+    if not kill:
+        return World(plan).course
     from longrun.testing.crash_child import Children
 
     return Children(plan).course
 
 
-async def matrix(
-    plan: CrashPlan,
-    points: Sequence[CrashPoint] | None = None,
-    run: Callable[[CrashPoint | None], Awaitable[Course]] | None = None,
-) -> CrashReport:
-    run = run or World(plan).course
-    whole = await run(None)
-    chosen = tuple(whole.points if points is None else points)
-    verdicts = [judge(plan, whole, point, await run(point)) for point in chosen]
+async def judge(plan: CrashPlan, run: Run, whole: Course, points: Sequence[CrashPoint]) -> CrashReport:
+    """Crash at these points, one after the other, and hold each course against the undisturbed one."""
+    courses = [(point, await run(point)) for point in points]
+    failures = tuple([one for point, course in courses for one in compare(plan, point, whole, course)])
     return CrashReport(
         workflow=plan.registry.resolve(plan.workflow).name,
-        points=chosen,
-        failures=tuple([one for report in verdicts for one in report.failures]),
-        doubled_effects=tuple([one for report in verdicts for one in report.doubled_effects]),
-        missed=tuple([one for report in verdicts for one in report.missed]),
+        points=tuple(points),
+        failures=failures,
+        doubled_effects=tuple([one for point, course in courses for one in repeated(plan, point, whole, course)]),
+        lost_effects=tuple([one for point, course in courses for one in lost(plan, point, whole, course)]),
+        missed=tuple([point for point, course in courses if not course.fired]),
+        notes=(*shortfall(whole), *(unsteady(plan, whole, await run(None)) if failures else ())),
     )
 
 
-def judge(plan: CrashPlan, whole: Course, point: CrashPoint, course: Course) -> CrashReport:
-    """The report on one point."""
-    return CrashReport(
-        workflow=plan.registry.resolve(plan.workflow).name,
-        points=(point,),
-        failures=tuple(compare(plan, point, whole, course)),
-        doubled_effects=tuple(repeated(plan, point, whole, course)),
-        missed=() if course.fired else (point,),
-    )
+def shortfall(whole: Course) -> list[str]:
+    """A workflow that does not come to its end by itself proves little by coming to none after a crash."""
+    completed = whole.ending.state == ExecutionState.COMPLETED
+    return [] if completed else [f"without any crash it ended {whole.ending}"]
+
+
+def unsteady(plan: CrashPlan, whole: Course, again: Course) -> list[str]:
+    """What changes by itself is not changed by a crash."""
+    if _alike(plan, whole, again):
+        return []
+    return ["without any crash it ended differently a second time, too: `same` can leave that out of the comparison"]
 
 
 def compare(plan: CrashPlan, point: CrashPoint, whole: Course, course: Course) -> list[CrashFailure]:
     """What a crash changed of the end."""
-    first, second = whole.ending, course.ending
-    if first.state == second.state and bool(plan.same(first.result, second.result)):
+    if _alike(plan, whole, course):
         return []
-    return [CrashFailure(point, f"it ended {second}, and undisturbed {first}")]
+    return [CrashFailure(point, f"it ended {course.ending}, and undisturbed {whole.ending}")]
+
+
+def _alike(plan: CrashPlan, one: Course, other: Course) -> bool:
+    first, second = one.ending, other.ending
+    return first.state == second.state and bool(plan.same(first.result, second.result))
 
 
 def repeated(plan: CrashPlan, point: CrashPoint, whole: Course, course: Course) -> list[DoubledEffect]:
@@ -225,6 +260,12 @@ def repeated(plan: CrashPlan, point: CrashPoint, whole: Course, course: Course) 
     before, after = count(list(whole.effects)), count(list(course.effects))
     more: Counter[str] = after - before
     return [DoubledEffect(point, name, after[name]) for name in more if name not in plan.tolerate]
+
+
+def lost(plan: CrashPlan, point: CrashPoint, whole: Course, course: Course) -> list[LostEffect]:
+    """The effects that a crash has prevented."""
+    before, after = count(list(whole.effects)), count(list(course.effects))
+    return [LostEffect(point, name, after[name]) for name in before - after if name not in plan.tolerate]
 
 
 class World:
@@ -252,7 +293,7 @@ class World:
         loop, scope = current_loop(), anyio.CancelScope()
         probe.new_life(lambda: loop.call_soon(scope.cancel))
         try:
-            with scope, anyio.fail_after(self._plan.timeout):
+            with scope:
                 await self.program(backend, clock, probe)
         except BaseException as error:
             if not probe.crashed or not _by_the_crash(error):
@@ -260,6 +301,17 @@ class World:
         return not probe.crashed
 
     async def program(self, backend: StoreBackend, clock: ManualClock, probe: Probe) -> None:
+        """One program, in the time that it may take."""
+        with anyio.move_on_after(self._plan.timeout) as limit:
+            await self._program(backend, clock, probe)
+        if limit.cancelled_caught:
+            backend.open()
+            try:
+                raise TimeoutError(f"after {self._plan.timeout:g} s {_where(backend.load(ID))}")
+            finally:
+                backend.close()
+
+    async def _program(self, backend: StoreBackend, clock: ManualClock, probe: Probe) -> None:
         plan = self._plan
         store = CheckpointStore(ProbedBackend(backend, probe))
         executor = MortalExecutor(
@@ -283,6 +335,17 @@ def _by_the_crash(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_by_the_crash(one) for one in error.exceptions)
     return isinstance(error, StoreUnavailableError) or only_crashes(error)
+
+
+def _where(loaded: Loaded | None) -> str:
+    """Where an execution is that does not come to its end."""
+    if loaded is None:
+        return "the execution has not started"
+    head, names = loaded.head, loaded.definition.steps
+    if head.signal is not None:
+        return f"it still waits for the signal {head.signal!r}: give a `drive` that sends it"
+    step = f"step {head.step} {names[head.step]!r}" if head.step < len(names) else "the end"
+    return f"the execution is {head.state} at {step}; `timeout` is what one program may take"
 
 
 class watching:  # noqa: N801 -- used as a with-statement's verb

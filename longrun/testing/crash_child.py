@@ -31,6 +31,7 @@ from longrun.testing.clock import ManualClock
 from longrun.testing.crash import ID, LIVES, Course, CrashPlan, World, ending_of, watching
 from longrun.testing.effects import Effect
 from longrun.testing.points import CrashPoint, Probe
+from longrun.testing.settings import CHILD
 
 MODULE = "longrun.testing.crash_child"
 
@@ -80,7 +81,7 @@ class Children:
             "target": None if target is None else attrs.astuple(target),
             "loop": _loop_here(),
         }
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), CHILD: "1"}
         done = await anyio.run_process(
             [sys.executable, "-m", MODULE], input=json.dumps(told).encode(), check=False, env=environment
         )

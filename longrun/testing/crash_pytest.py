@@ -7,6 +7,9 @@ The workflow runs once while the tests are collected, since only a run can tell 
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,31 +17,61 @@ import anyio
 import pytest
 
 from longrun.registry import StepRegistry
-from longrun.testing.crash import Course, CrashPlan, World, judge
+from longrun.testing.agreement import agreed
+from longrun.testing.crash import Course, CrashPlan, judge, runner_of, shortfall
+from longrun.testing.plugin import PLACE
 from longrun.testing.points import CrashPoint
+from longrun.testing.settings import in_child
 
 
 def crash_tests(
-    registry: StepRegistry, workflow: Any, state: Any = None, *, loops: Sequence[str] = ("asyncio",), **options: Any
+    registry: StepRegistry,
+    workflow: Any,
+    state: Any = None,
+    *,
+    loops: Sequence[str] = ("asyncio",),
+    kill: bool = False,
+    **options: Any,
 ) -> Callable[..., None]:
-    """A test for every crash point of a workflow. `options`: those of `crash_matrix`, but for `points` and `kill`."""
+    """A test for every crash point of a workflow. `options`: those of `crash_matrix`, but for `points`."""
     plan = CrashPlan(registry=registry, workflow=workflow, state=state, **options)
-    whole = {loop: anyio.run(World(plan).course, None, backend=loop) for loop in loops}
-    cases = [pytest.param(loop, point, id=f"{loop}-{point}") for loop in loops for point in whole[loop].points]
+    module = sys._getframe(1).f_code.co_filename
+    whole = {} if in_child() else {loop: _learn(plan, loop, kill) for loop in loops}
+    points = {loop: _agreed(module, f"{_name(plan)}-{loop}", course.points) for loop, course in whole.items()}
+    cases = [pytest.param(loop, point, id=f"{loop}-{point}") for loop in points for point in points[loop]]
 
     @pytest.mark.parametrize(("loop", "point"), cases)
     def test_crash(loop: str, point: CrashPoint) -> None:
-        course: Course = anyio.run(World(plan).course, point, backend=loop)
-        report = judge(plan, whole[loop], point, course)
+        run = runner_of(plan, kill=kill)
+        report = anyio.run(judge, plan, run, whole[loop], (point,), backend=loop)
         if report.missed:
             pytest.skip(f"this run did not come to the point again: {point}")
-        report.check()
+        if not report.ok:
+            pytest.fail(str(report), pytrace=False)
 
     return test_crash
 
 
-def crash_points(registry: StepRegistry, workflow: Any, state: Any = None, **options: Any) -> tuple[CrashPoint, ...]:
+def crash_points(
+    registry: StepRegistry, workflow: Any, state: Any = None, *, kill: bool = False, **options: Any
+) -> tuple[CrashPoint, ...]:
     """Every point of a workflow, for `pytest.mark.parametrize("point", crash_points(registry, "name", state))`."""
     plan = CrashPlan(registry=registry, workflow=workflow, state=state, **options)
-    course: Course = anyio.run(World(plan).course, None)
-    return course.points
+    if in_child():
+        return ()
+    return _agreed(sys._getframe(1).f_code.co_filename, _name(plan), _learn(plan, "asyncio", kill).points)
+
+
+def _learn(plan: CrashPlan, loop: str, kill: bool) -> Course:
+    whole: Course = anyio.run(runner_of(plan, kill=kill), None, backend=loop)
+    for note in shortfall(whole):
+        warnings.warn(f"{_name(plan)}: {note}", stacklevel=3)
+    return whole
+
+
+def _name(plan: CrashPlan) -> str:
+    return plan.registry.resolve(plan.workflow).name
+
+
+def _agreed(module: str, workflow: str, points: Sequence[CrashPoint]) -> tuple[CrashPoint, ...]:
+    return agreed(os.environ.get(PLACE), module, workflow, points)

@@ -1,4 +1,5 @@
-"""The pytest plugin: the fixture `longrun`, with a store in memory and a clock that the test drives.
+"""The pytest plugin: the fixture `longrun`, with a store in memory and a clock that the test drives; and a place where
+the workers of pytest-xdist agree on crash points.
 
 async def test_it(longrun):
     async with longrun.executor(registry) as executor:
@@ -8,6 +9,9 @@ async def test_it(longrun):
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +22,31 @@ if TYPE_CHECKING:
     from longrun.stores.memory import MemoryCheckpointStore
     from longrun.testing.clock import ManualClock
     from longrun.testing.faulty import FaultyStore
+
+
+_PLACE = pytest.StashKey[str]()
+PLACE = "LONGRUN_CRASH_POINTS"
+"""Where the workers of pytest-xdist agree on crash points: a directory, by a variable of their environment."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A hook of pytest-xdist, in the process that starts the workers."""
+    stash = node.config.stash
+    if _PLACE not in stash:
+        stash[_PLACE] = tempfile.mkdtemp(prefix="longrun-points-")
+    node.workerinput[PLACE] = stash[_PLACE]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    place = getattr(config, "workerinput", {}).get(PLACE)
+    if place is not None:
+        os.environ[PLACE] = place
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _PLACE in config.stash:
+        shutil.rmtree(config.stash[_PLACE], ignore_errors=True)
 
 
 class LongrunFixture:

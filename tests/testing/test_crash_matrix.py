@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
-from longrun import ExecutionHandle, RetryPolicy, StepRegistry
+from longrun import ExecutionHandle, ExecutorConfig, RetryPolicy, StepRegistry
 from longrun.errors import ConfigError
 from longrun.testing import CrashPoint, Effects, crash_child, crash_matrix, crash_points, crash_tests
 from longrun.testing.crash import CrashPlan, World, ending_of
@@ -71,6 +74,36 @@ async def test_an_effect_without_a_key_is_seen_twice() -> None:
         report.check()
 
 
+async def test_an_effect_that_never_happens_after_a_crash_is_found() -> None:
+    """What was to be done later stood in a variable, and died with its process."""
+    point = CrashPoint("after", "the checkpoint of crash-test: step at step 0 'queue_mail'")
+    report = await crash_matrix(registry, "queues", {}, effects=effects, points=[point], kill=True)
+    assert [(one.name, one.times) for one in report.lost_effects] == [("mail", 0)]
+    assert not report.ok
+    assert "an effect was lost: 1" in str(report)
+    tolerant = await crash_matrix(registry, "queues", {}, effects=effects, points=[point], kill=True, tolerate=["mail"])
+    assert tolerant.ok
+
+
+@pytest.mark.parametrize("kill", [False, True])
+async def test_a_program_that_comes_to_no_end_says_where_it_is(kill: bool) -> None:
+    with pytest.raises((TimeoutError, RuntimeError), match="waits for the signal 'word': give a `drive`"):
+        await crash_matrix(registry, "waits", {}, timeout=1.0, kill=kill)
+
+
+async def test_a_step_that_takes_too_long_is_named() -> None:
+    own = StepRegistry()
+
+    async def stay(state: dict[str, Any]) -> dict[str, Any]:
+        await anyio.sleep_forever()
+        return state
+
+    own.workflow("stays", [own.register("stay", stay)])
+    config = ExecutorConfig(drain_timeout=0.0)
+    with pytest.raises(TimeoutError, match=r"after 0.5 s the execution is running at step 0 'stay'"):
+        await crash_matrix(own, "stays", {}, timeout=0.5, config=config)
+
+
 async def test_an_effect_may_be_tolerated() -> None:
     report = await crash_matrix(registry, "mails", {}, effects=effects, tolerate=["mail"])
     assert report.ok, str(report)
@@ -106,6 +139,26 @@ async def test_a_workflow_that_fails_must_fail_in_the_same_way() -> None:
     own.workflow("breaks", ["breaks"])
     report = await crash_matrix(own, "breaks", {})
     assert report.ok, str(report)
+    assert "without any crash it ended failed: ValueError: always" in str(report)
+    with pytest.warns(UserWarning, match="breaks: without any crash it ended failed"):
+        await anyio.to_thread.run_sync(crash_points, own, "breaks", {})
+
+
+async def test_a_result_that_changes_by_itself_is_told_apart() -> None:
+    own = StepRegistry()
+    numbers = itertools.count()
+
+    async def draw(state: dict[str, Any]) -> dict[str, Any]:
+        return {"number": next(numbers)}
+
+    own.workflow("draws", [own.register("draw", draw)])
+    points = [CrashPoint("after", "the start of crash-test")]
+    report = await crash_matrix(own, "draws", {}, points=points)
+    assert len(report.failures) == 1
+    assert "without any crash it ended differently a second time" in str(report)
+    steady = await crash_matrix(own, "draws", {}, points=points, same=lambda one, other: one.keys() == other.keys())
+    assert steady.ok
+    assert not steady.notes
 
 
 async def test_a_real_kill_in_a_child_is_survived() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -41,15 +42,72 @@ async def test_it(longrun):
 """
 
 
+CRASHES = """
+import os
+import random
+
+from longrun import StepContext, StepRegistry
+from longrun.testing import Effects, crash_points, crash_tests
+
+registry, effects = StepRegistry(), Effects()
+
+@registry.step
+async def mail(ctx: StepContext, state: dict) -> dict:
+    names = ["ann", "bob", "cid", "dee"]
+    random.Random(os.getpid()).shuffle(names)  # no two workers pass the points in one order
+    for name in names:
+        effects(f"mail {name}", key=name)
+    return state
+
+@registry.step
+async def careless(state: dict) -> dict:
+    effects("shout")
+    return state
+
+registry.workflow("mails", [mail])
+registry.workflow("shouts", [careless])
+test_mails = crash_tests(registry, "mails", {}, effects=effects)
+"""
+
+
 def test_the_fixture_works_in_a_users_test(tmp_path: Path) -> None:
-    (tmp_path / "test_user.py").write_text(TEST)
+    assert "2 passed" in users_pytest(tmp_path, TEST)
+
+
+def users_pytest(place: Path, text: str, *arguments: str) -> str:
+    """What pytest says to a user's test file."""
+    (place / "test_user.py").write_text(text)
     installed = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
     options = () if installed else ("-p", PLUGIN)  # an installed longrun brings it along
-    command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "-q", "."]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(ROOT)}, check=False
-    )
-    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "-q", *arguments, "."]
+    environment = {"PYTHONPATH": str(ROOT), "TMPDIR": str(place)}
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    return done.stdout + done.stderr
+
+
+def test_workers_of_xdist_agree_on_the_crash_points(tmp_path: Path) -> None:
+    """Each learns them by a run of its own, and all must collect the same tests."""
+    said = users_pytest(tmp_path, CRASHES, "-n", "2")
+    assert re.search(r"^\d\d passed", said, re.MULTILINE), said
+    assert not list(tmp_path.glob("longrun-points-*"))
+
+
+def test_a_point_that_is_not_survived_is_named_and_nothing_else(tmp_path: Path) -> None:
+    text = CRASHES + "test_shouts = crash_tests(registry, 'shouts', {}, effects=effects)\n"
+    said = users_pytest(tmp_path, text, "-k", "shouts and effect")
+    assert "1 failed, 1 passed" in said, said
+    assert "_ test_shouts[asyncio-after the effect 'shout'] _" in said
+    assert "after the effect 'shout': 'shout' happened 2 times" in said
+    assert "crash_pytest.py" not in said  # no line of ours, which the user could not change
+
+
+def test_one_line_can_kill_for_each_point(tmp_path: Path) -> None:
+    """The children import the test module, and learn no points of their own."""
+    text = CRASHES + "test_shouts = crash_tests(registry, 'shouts', {}, effects=effects, kill=True)\n"
+    text += "points = crash_points(registry, 'shouts', {}, effects=effects)\n"
+    said = users_pytest(tmp_path, text, "-k", "shouts and effect")
+    assert "1 failed, 1 passed" in said, said
+    assert "after the effect 'shout': 'shout' happened 2 times" in said
 
 
 async def test_strict_shows_what_a_crash_would_change() -> None:

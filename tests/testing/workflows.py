@@ -104,3 +104,30 @@ async def _waited() -> bool:
 
 
 registry.workflow("awaits", [wait_a_little])
+
+
+@registry.step
+async def wait_for_word(state: dict[str, Any]) -> WaitFor:
+    return WaitFor("word", state)
+
+
+registry.workflow("waits", [wait_for_word])
+
+_queued: list[str] = []
+
+
+@registry.step
+async def queue_mail(state: dict[str, Any]) -> dict[str, Any]:
+    """It leaves to a variable what is to be done later."""
+    _queued.append("mail")
+    return state
+
+
+@registry.step
+async def send_queued(state: dict[str, Any]) -> dict[str, Any]:
+    while _queued:
+        effects(_queued.pop())
+    return state
+
+
+registry.workflow("queues", [queue_mail, send_queued])
