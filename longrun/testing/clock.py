@@ -55,7 +55,8 @@ class ManualClock(Clock):
         return self._now - self._start
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, from any thread. Whoever waits for a moment within it is woken, the earliest first."""
+        """Let time pass, from any thread. Whoever waits for a moment within it is woken, the earliest first; what they
+        do then, trio's tasks do in any order."""
         if seconds < 0:
             raise ValueError("time does not run backwards")
         with self._lock:

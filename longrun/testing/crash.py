@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 from attrs import field, frozen
 
+from longrun import codec
 from longrun.errors import InvalidStateError, StoreUnavailableError
 from longrun.handle import ExecutionHandle
 from longrun.loops import current_loop
@@ -38,6 +39,14 @@ LIVES = 20
 Drive = Callable[[ExecutionHandle], Awaitable[object]]
 
 
+def _names(given: str | Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _calm(given: ExecutorConfig | None) -> ExecutorConfig:
+    return given or CALM
+
+
 @frozen(kw_only=True)
 class CrashPlan:
     """A workflow to be crashed: what to start, and how."""
@@ -46,11 +55,11 @@ class CrashPlan:
     workflow: Any
     state: Any = field(default=None, repr=False)
     effects: Effects | None = None
-    tolerate: tuple[str, ...] = ()
+    tolerate: tuple[str, ...] = field(default=(), converter=_names)
     """Effects whose number a crash may change."""
     drive: Drive | None = None
     """Called in every program with the handle: sends the signals that the workflow waits for."""
-    config: ExecutorConfig = CALM
+    config: ExecutorConfig = field(default=None, converter=_calm)
     awaits: bool = False
     """Whether each await of an async step is a point."""
     strict: bool = False
@@ -58,6 +67,11 @@ class CrashPlan:
     """Whether two results are the same."""
     timeout: float = 30.0
     """Real seconds that one program may take."""
+
+    def __attrs_post_init__(self) -> None:
+        """What cannot be started is refused here, and not in the middle of a program."""
+        first = self.registry.get(self.registry.resolve(self.workflow).steps[0])
+        codec.encode(self.state, Any if first is None else first.state_type)
 
 
 @frozen
@@ -164,7 +178,7 @@ async def crash_matrix(
     state: Any = None,
     *,
     effects: Effects | None = None,
-    tolerate: Iterable[str] = (),
+    tolerate: str | Iterable[str] = (),
     drive: Drive | None = None,
     config: ExecutorConfig | None = None,
     awaits: bool = False,
@@ -190,9 +204,9 @@ async def crash_matrix(
         workflow=workflow,
         state=state,
         effects=effects,
-        tolerate=tuple(tolerate),
+        tolerate=tolerate,
         drive=drive,
-        config=config or CALM,
+        config=config,
         awaits=awaits,
         strict=strict,
         same=same,

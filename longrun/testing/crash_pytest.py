@@ -30,15 +30,17 @@ def crash_tests(
     state: Any = None,
     *,
     loops: Sequence[str] = ("asyncio",),
+    points: Sequence[CrashPoint] | None = None,
     kill: bool = False,
     **options: Any,
 ) -> Callable[..., None]:
-    """A test for every crash point of a workflow. `options`: those of `crash_matrix`, but for `points`."""
+    """A test for every crash point of a workflow, or for `points`. `options`: those of `crash_matrix`."""
     plan = CrashPlan(registry=registry, workflow=workflow, state=state, **options)
     module = sys._getframe(1).f_code.co_filename
     whole = {} if in_child() else {loop: _learn(plan, loop, kill) for loop in loops}
-    points = {loop: _agreed(module, f"{_name(plan)}-{loop}", course.points) for loop, course in whole.items()}
-    cases = [pytest.param(loop, point, id=f"{loop}-{point}") for loop in points for point in points[loop]]
+    learned = {loop: _agreed(module, f"{_name(plan)}-{loop}", course.points) for loop, course in whole.items()}
+    chosen = [(loop, point) for loop in learned for point in (learned[loop] if points is None else points)]
+    cases = [pytest.param(loop, point, id=f"{loop}-{point}") for loop, point in chosen]
 
     @pytest.mark.parametrize(("loop", "point"), cases)
     def test_crash(loop: str, point: CrashPoint) -> None:

@@ -111,4 +111,8 @@ class FaultyStore(CheckpointStore):
             raise ConfigError("call", fault.call, f"give one of any, {', '.join(sorted(CALLS))}")
         if fault.skip < 0:
             raise ConfigError("nth", fault.skip + 1, "give a whole number of at least 1")
+        if fault.times is not None and fault.times < 1:
+            raise ConfigError("times", fault.times, "give a whole number of at least 1, or None until `heal`")
+        if fault.seconds < 0:
+            raise ConfigError("seconds", fault.seconds, "give none below zero")
         self.backend.faults.append(fault)

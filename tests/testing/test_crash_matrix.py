@@ -13,12 +13,15 @@ import anyio.to_thread
 import pytest
 
 from longrun import ExecutionHandle, ExecutorConfig, RetryPolicy, StepRegistry
-from longrun.errors import ConfigError
+from longrun.errors import ConfigError, NotStorableError, UnknownWorkflowError
 from longrun.testing import CrashPoint, Effects, crash_child, crash_matrix, crash_points, crash_tests
 from longrun.testing.crash import CrashPlan, World, ending_of
 from tests.testing.workflows import answer, effects, registry
 
 test_one_line_gives_a_test_for_each_point = crash_tests(registry, "awaits", {"a": 1}, loops=("asyncio", "trio"))
+test_or_for_those_that_are_given = crash_tests(
+    registry, "awaits", {"a": 1}, points=[CrashPoint("after", "the start of crash-test")]
+)
 
 
 async def test_a_sound_workflow_survives_its_points(anyio_backend: str, campaign_size: int) -> None:
@@ -104,9 +107,19 @@ async def test_a_step_that_takes_too_long_is_named() -> None:
         await crash_matrix(own, "stays", {}, timeout=0.5, config=config)
 
 
-async def test_an_effect_may_be_tolerated() -> None:
-    report = await crash_matrix(registry, "mails", {}, effects=effects, tolerate=["mail"])
+@pytest.mark.parametrize("names", [["mail"], "mail"])
+async def test_an_effect_may_be_tolerated(names: str | list[str]) -> None:
+    point = CrashPoint("after", "the effect 'mail'")
+    report = await crash_matrix(registry, "mails", {}, effects=effects, tolerate=names, points=[point])
     assert report.ok, str(report)
+
+
+async def test_what_cannot_be_started_is_refused_at_once() -> None:
+    """By the error that `start` would raise, not by a group of errors from inside a program."""
+    with pytest.raises(UnknownWorkflowError, match="mailz"):
+        await crash_matrix(registry, "mailz", {})
+    with pytest.raises(NotStorableError, match=r"state\['client'\]"):
+        await crash_matrix(registry, "mails", {"client": object()})
 
 
 @pytest.mark.parametrize("workflow", ["forgetful", "miscounts"])

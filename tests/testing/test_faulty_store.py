@@ -111,3 +111,10 @@ def test_a_call_that_does_not_exist_is_refused(store: FaultyStore) -> None:
         store.fail("comit")
     with pytest.raises(ConfigError, match="nth"):
         store.fail("commit", 0)
+
+
+def test_a_fault_that_could_never_fire_is_refused(store: FaultyStore) -> None:
+    with pytest.raises(ConfigError, match="times=0"):
+        store.fail("commit", times=0)
+    with pytest.raises(ConfigError, match="seconds=-1"):
+        store.delay("commit", seconds=-1)
