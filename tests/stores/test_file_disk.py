@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from longrun.errors import LeaseLostError, StoreUnavailableError
+from longrun.errors import LeaseLostError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
-from longrun.stored import Write
+from longrun.stored import Query, Write
 from longrun.stores._file.disk import Disk
 from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend
@@ -250,6 +250,75 @@ def test_a_full_disk_refuses_and_recovers(small_disk: Path) -> None:
         assert write() is None
         assert loaded(backend, "a").head == save.head
         done(backend, change("a", save.head, head_fields={"state": ExecutionState.COMPLETED, "owner": None}))
+
+
+def test_a_directory_that_is_mounted_read_only_is_refused_and_as_it_was(small_disk: Path) -> None:
+    """I10: whoever opens it is told why; nothing is lost when it can be written to again."""
+    path = small_disk / "store"
+    new = owned("a")
+    with opened(FileBackend(path)) as backend:
+        done(backend, new)
+    _remount(small_disk, "ro")
+    try:
+        with pytest.raises(StoreSettingsError, match="Read-only file system"):
+            FileBackend(path).open()
+    finally:
+        _remount(small_disk, "rw")
+    with opened(FileBackend(path)) as backend:
+        done(backend, step("a", new.head))
+        assert loaded(backend, "a").head.revision == 1
+
+
+def _remount(where: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(where)], check=True)
+
+
+class ReadOnly(Disk):
+    """What a file system does that has turned itself read-only after an error of its drive: files that are open for
+    writing are no exception."""
+
+    CHANGES = ("write", "truncate", "chmod", "rename", "link", "unlink", "utime", "mkdir")
+
+    def __init__(self) -> None:
+        self.locked = False
+        for call in self.CHANGES:
+            setattr(self, call, self._around(getattr(super(), call)))
+
+    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **options: Any) -> Any:
+            self._check()
+            return function(*args, **options)
+
+        return guarded
+
+    def _check(self) -> None:
+        if self.locked:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def open(self, name: str, flags: int, dir_fd: int | None = None) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            self._check()
+        return super().open(name, flags, dir_fd)
+
+
+def test_a_file_system_that_turns_read_only_refuses_and_recovers(path: Path) -> None:
+    """I10: nothing is acknowledged, everything can be read, and the same writes go through later."""
+    disk = ReadOnly()
+    with opened(FileBackend(path, disk=disk)) as backend:
+        new = owned("a")
+        done(backend, new, create("b"))
+        save = step("a", new.head, put={"e": b"1"})
+        disk.locked = True
+        for write in (save, owned("c"), send("a", key="k")):
+            assert isinstance(attempt(backend, write), StoreUnavailableError)
+        with pytest.raises(StoreUnavailableError, match="Read-only file system"):
+            backend.claim(claim("me", ids=("b",)))
+        assert loaded(backend, "a").head == new.head
+        assert {one.definition.id for one in backend.find(Query())} == {"a", "b"}
+        disk.locked = False
+        done(backend, save, owned("c"), send("a", key="k"))
+        assert [one.definition.id for one in backend.claim(claim("me", ids=("b",)))] == ["b"]
+        assert loaded(backend, "a").head == save.head
 
 
 class Rival(Disk):
