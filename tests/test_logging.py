@@ -118,6 +118,12 @@ def test_no_field_can_steer_a_terminal() -> None:
     assert "\x1b" not in line
 
 
+def test_nor_where_the_standard_library_writes_it(caplog: pytest.LogCaptureFixture) -> None:
+    get_logger(execution="a\rb").warning("told", problem="c\x1b[2Jd\nfake line\x9b2J")
+    [record] = caplog.records
+    assert record.getMessage().isprintable()
+
+
 def test_a_level_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="loudly"):
         longrun.logging.configure("loudly")
