@@ -16,13 +16,16 @@ import anyio.lowlevel
 import pytest
 
 from longrun import (
+    Client,
     Executor,
     ExecutorConfig,
     InvalidStateError,
     MemoryCheckpointStore,
+    RetryPolicy,
     StepContext,
     StepRegistry,
     WaitFor,
+    Worker,
 )
 from longrun.stored import Query
 from longrun.testing.points import probed_awaits
@@ -61,6 +64,12 @@ async def _double(n: int) -> int:
     return n * 2
 
 
+@registry.step(retry=RetryPolicy(max_attempts=1))
+async def fail(state: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError
+
+
+registry.workflow("fails", [fail])
 registry.workflow("whole", [work, gate, end])
 RESULT = {"sum": 3, "once": 1, "signal": "yes", "mapped": [2, 4]}
 
@@ -98,7 +107,40 @@ async def resume_all(executor: Executor) -> None:
     await executor.auto_resume_all()
 
 
-ACTS = [start, submit, signal, pause, pause_and_resume, result, resume_all]
+async def cancel_and_delete(executor: Executor) -> None:
+    """Of another one: it is gone, or can be brought there."""
+    await executor.start("whole", {}, id="y")
+    await executor.cancel("y")
+    await executor.delete("y")
+
+
+async def fail_and_retry(executor: Executor) -> None:
+    run = await executor.start("fails", {}, id="y")
+    await run.wait("failed")
+    await executor.retry("y")
+
+
+async def fork(executor: Executor) -> None:
+    await start(executor)
+    await executor.fork("x", new_id="y")
+
+
+async def look(executor: Executor) -> None:
+    await start(executor)
+    await executor.get("x")
+    await executor.list()
+    await executor.history("x")
+
+
+async def wait_idle(executor: Executor) -> None:
+    await start(executor)
+    await executor.wait_idle()
+
+
+ACTS = [
+    *(start, submit, signal, pause, pause_and_resume, result, resume_all),
+    *(cancel_and_delete, fail_and_retry, fork, look, wait_idle),
+]
 
 
 async def cut_at(act: Act, executor: Executor, n: int | None) -> int:
@@ -131,6 +173,18 @@ async def finish(executor: Executor) -> object:
     return await run.result()
 
 
+async def clear_away(executor: Executor) -> None:
+    """The other one, if it was begun, can be brought to its end and be deleted, whatever state it was left in."""
+    if not any(found.id == "y" for found in await executor.list()):
+        return
+    try:
+        await executor.cancel("y")
+    except InvalidStateError:
+        assert (await executor.get("y")).state.finished
+    await executor.delete("y")
+    assert [found.id for found in await executor.list()] == ["x"]
+
+
 def chosen(count: int, size: int, seed: int) -> list[int]:
     points = list(range(1, count + 1))
     return points if len(points) <= size else sorted(random.Random(seed).sample(points, size))
@@ -161,29 +215,44 @@ async def _call_once(act: Act, n: int | None) -> int:
             awaits = await cut_at(act, executor, n)
             if act is not submit:
                 assert await finish(executor) == RESULT
+                await clear_away(executor)
         await check_store(store)
     return awaits
 
 
-async def test_a_cancelled_program_gives_everything_back(campaign_size: int, campaign_seed: int) -> None:
+async def with_an_executor(store: MemoryCheckpointStore) -> None:
+    async with Executor(registry, store=store, config=CONFIG) as executor:
+        await result(executor)
+
+
+async def with_a_worker(store: MemoryCheckpointStore) -> None:
+    async with Worker(registry, store=store, config=CONFIG), Client(store) as client:
+        run = await client.submit("whole", {}, id="x")
+        await client.signal("x", "go", "yes", key="k")
+        await run.result()
+
+
+Program = Callable[[MemoryCheckpointStore], Awaitable[None]]
+
+
+@pytest.mark.parametrize("program", [with_an_executor, with_a_worker], ids=lambda program: program.__name__)
+async def test_a_cancelled_program_gives_everything_back(
+    program: Program, campaign_size: int, campaign_seed: int
+) -> None:
     """The scope around the whole executor is cancelled, entering and leaving it included: what is unfinished is written
     down and given back, and the next program takes it up at once, without waiting for a lease."""
-    count = await _program(MemoryCheckpointStore(), None)
+    count = await _program(program, MemoryCheckpointStore(), None)
     for n in chosen(count, 2 * campaign_size, campaign_seed):
         store = MemoryCheckpointStore()
         with anyio.fail_after(PATIENCE):
-            await _program(store, n)
+            await _program(program, store, n)
             async with Executor(registry, store=store, config=CONFIG) as executor:
                 assert await finish(executor) == RESULT
             await check_store(store)
 
 
-async def _program(store: MemoryCheckpointStore, n: int | None) -> int:
-    async def live(nobody: Any) -> None:
-        async with Executor(registry, store=store, config=CONFIG) as executor:
-            await result(executor)
-
-    return await cut_at(live, None, n)  # type: ignore[arg-type]
+async def _program(program: Program, store: MemoryCheckpointStore, n: int | None) -> int:
+    return await cut_at(lambda nobody: program(store), None, n)  # type: ignore[arg-type]
 
 
 async def test_a_step_cancelled_at_each_await_is_taken_up(campaign_size: int, campaign_seed: int) -> None:
