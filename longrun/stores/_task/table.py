@@ -40,7 +40,7 @@ class TaskTable:
         self._listed_all = float("-inf")
 
     async def check(self) -> None:
-        async with self._edge("check_adapter"):
+        async with self._edge("the check"):
             await check_adapter(self.adapter)
 
     async def get(self, id: str) -> TaskRecord | None:
