@@ -101,6 +101,14 @@ def test_a_point_that_is_not_survived_is_named_and_nothing_else(tmp_path: Path) 
     assert "crash_pytest.py" not in said  # no line of ours, which the user could not change
 
 
+def test_a_workflow_that_fails_by_itself_is_told_at_the_users_line(tmp_path: Path) -> None:
+    """It fails after a crash as it does without, and passes: little is shown by that."""
+    text = CRASHES + "@registry.step\nasync def fails(state: dict) -> dict:\n    raise ValueError('typo')\n"
+    text += "registry.workflow('fails', [fails])\ntest_fails = crash_tests(registry, 'fails', {}, effects=effects)\n"
+    said = users_pytest(tmp_path, text, "-k", "fails and after and start")
+    assert re.search(r"test_user.py:\d+: UserWarning: fails: without any crash it ended failed: ValueError: typo", said)
+
+
 def test_one_line_can_kill_for_each_point(tmp_path: Path) -> None:
     """The children import the test module, and learn no points of their own."""
     text = CRASHES + "test_shouts = crash_tests(registry, 'shouts', {}, effects=effects, kill=True)\n"
