@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
 from attrs import field, frozen
 
 from longrun import codec
-from longrun.errors import InvalidStateError, StoreUnavailableError
+from longrun.errors import ExecutionNotFoundError, InvalidStateError, StoreUnavailableError
 from longrun.handle import ExecutionHandle
 from longrun.loops import current_loop
 from longrun.records import ExecutionState, ExecutorConfig
@@ -37,6 +39,7 @@ LIVES = 20
 """Programs that may follow one another before a point counts as never coming to an end."""
 
 Drive = Callable[[ExecutionHandle], Awaitable[object]]
+MakeStore = Callable[[Path], CheckpointStore]
 
 
 def _names(given: str | Iterable[str]) -> tuple[str, ...]:
@@ -59,6 +62,8 @@ class CrashPlan:
     """Effects whose number a crash may change."""
     drive: Drive | None = None
     """Called in every program with the handle: sends the signals that the workflow waits for."""
+    store: MakeStore | None = None
+    """Makes a store in a directory of its own; without it, one in memory, or in files for programs that are killed."""
     config: ExecutorConfig = field(default=None, converter=_calm)
     awaits: bool = False
     """Whether each await of an async step is a point."""
@@ -180,6 +185,7 @@ async def crash_matrix(
     effects: Effects | None = None,
     tolerate: str | Iterable[str] = (),
     drive: Drive | None = None,
+    store: MakeStore | None = None,
     config: ExecutorConfig | None = None,
     awaits: bool = False,
     strict: bool = False,
@@ -191,13 +197,14 @@ async def crash_matrix(
     """Crash a workflow at every point (or at `points`), resume it, and compare.
 
     In the same process a crash abandons the executor where it stands; global variables outlast it. With `kill` each
-    crash is a SIGKILL in a child process on a file store; the registry, `effects` and `drive` must then be names of
-    importable modules. Steps that are to run in processes of their own run in threads here. Time is a `ManualClock`'s:
-    sleeps, back-offs and timers pass at once; `timeout` are real seconds for one program.
+    crash is a SIGKILL in a child process on a file store; the registry, `effects`, `drive` and `store` must then be
+    names of importable modules. Steps that are to run in processes of their own run in threads here. Time is a
+    `ManualClock`'s: sleeps, back-offs and timers pass at once; `timeout` are real seconds for one program.
 
     `tolerate` names effects that may happen again or not at all, `same` compares two results, `awaits` makes each await
     of an async step a point, `strict` passes states through the codec between steps, and `drive` is called with the
-    handle in every program.
+    handle in every program. `store` makes a store of your own in the empty directory that it is given, for each point
+    anew; one program after the other opens it.
     """
     plan = CrashPlan(
         registry=registry,
@@ -206,6 +213,7 @@ async def crash_matrix(
         effects=effects,
         tolerate=tolerate,
         drive=drive,
+        store=store,
         config=config,
         awaits=awaits,
         strict=strict,
@@ -285,22 +293,24 @@ def lost(plan: CrashPlan, point: CrashPoint, whole: Course, course: Course) -> l
 class World:
     """Where programs live one after the other: the store and the clock outlast each of them."""
 
-    def __init__(self, plan: CrashPlan, make_backend: Callable[[ManualClock], StoreBackend] = MemoryBackend) -> None:
+    def __init__(self, plan: CrashPlan) -> None:
         self._plan = plan
-        self._make_backend = make_backend
 
     async def course(self, target: CrashPoint | None) -> Course:
         """Run the workflow to its end, with a crash at the target if there is one."""
-        probe = Probe(target)
         clock = ManualClock(autojump=True)
-        backend = self._make_backend(clock)
+        if self._plan.store is None:
+            return await self._course(MemoryBackend(clock), clock, Probe(target))
+        with tempfile.TemporaryDirectory(prefix="longrun-crash-") as place:
+            return await self._course(self._plan.store(Path(place)).backend, clock, Probe(target))
+
+    async def _course(self, backend: StoreBackend, clock: ManualClock, probe: Probe) -> Course:
         seen: list[Effect] = []
         with watching(self._plan.effects, probe, seen.append):
             for _ in range(LIVES):
                 if await self.live(backend, clock, probe):
                     break
-        ending = ending_of(backend.load(ID))
-        return Course(ending, tuple(seen), tuple(probe.points), probe.fired)
+        return Course(ending_of(await what_is_left(backend)), tuple(seen), tuple(probe.points), probe.fired)
 
     async def live(self, backend: StoreBackend, clock: ManualClock, probe: Probe) -> bool:
         """One program, to the end of the execution or to its crash; whether the execution has ended."""
@@ -319,11 +329,7 @@ class World:
         with anyio.move_on_after(self._plan.timeout) as limit:
             await self._program(backend, clock, probe)
         if limit.cancelled_caught:
-            backend.open()
-            try:
-                raise TimeoutError(f"after {self._plan.timeout:g} s {_where(backend.load(ID))}")
-            finally:
-                backend.close()
+            raise TimeoutError(f"after {self._plan.timeout:g} s {_where(await what_is_left(backend))}")
 
     async def _program(self, backend: StoreBackend, clock: ManualClock, probe: Probe) -> None:
         plan = self._plan
@@ -380,6 +386,14 @@ class watching:  # noqa: N801 -- used as a with-statement's verb
         self._probe.pass_through("before", f"the effect {name!r}")
         self._note((name, key))
         self._probe.pass_through("after", f"the effect {name!r}")
+
+
+async def what_is_left(backend: StoreBackend) -> Loaded | None:
+    """The execution as the programs have left it."""
+    async with CheckpointStore(backend) as store:
+        with contextlib.suppress(ExecutionNotFoundError):
+            return await store.load(ID)
+    return None
 
 
 def ending_of(loaded: Loaded | None) -> Ending:

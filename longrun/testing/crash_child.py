@@ -24,11 +24,13 @@ import anyio.to_thread
 import attrs
 
 from longrun import codec
+from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import ConfigError
 from longrun.records import ExecutorConfig, RetentionPolicy
+from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend
 from longrun.testing.clock import ManualClock
-from longrun.testing.crash import ID, LIVES, Course, CrashPlan, World, ending_of, watching
+from longrun.testing.crash import LIVES, Course, CrashPlan, World, ending_of, watching, what_is_left
 from longrun.testing.effects import Effect
 from longrun.testing.points import CrashPoint, Probe
 from longrun.testing.settings import CHILD
@@ -51,6 +53,7 @@ class Children:
             "registry": _find(plan.registry, "registry"),
             "effects": None if plan.effects is None else _find(plan.effects, "effects"),
             "drive": None if plan.drive is None else _find(plan.drive, "drive"),
+            "store": None if plan.store is None else _find(plan.store, "store"),
             "workflow": workflow.name,
             "state": base64.b64encode(state).decode(),
             "config": attrs.asdict(plan.config),
@@ -68,7 +71,7 @@ class Children:
                 if code == 0:
                     break
                 fired = True
-            ending = await anyio.to_thread.run_sync(_read_ending, place)
+            ending = ending_of(await what_is_left(_backend(self._plan, Path(place))))
             notes = await anyio.to_thread.run_sync(_read_notes, place)
         effects: list[Effect] = [(note[1], note[2]) for note in notes if note[0] == "effect"]
         points = [CrashPoint(*note[1:]) for note in notes if note[0] == "point"]
@@ -114,13 +117,13 @@ def _read_notes(place: str) -> list[list[Any]]:
     return [json.loads(line) for line in Path(place, "notes").read_text().splitlines() if line]
 
 
-def _read_ending(place: str) -> Any:
-    backend = FileBackend(Path(place, "store"))
-    backend.open()
-    try:
-        return ending_of(backend.load(ID))
-    finally:
-        backend.close()
+def _backend(plan: CrashPlan, place: Path, clock: Clock = SYSTEM_CLOCK) -> StoreBackend:
+    """Where the execution is kept: all programs of a course make it anew, in the same directory."""
+    place = place / "store"
+    if plan.store is None:
+        return FileBackend(place, clock=clock)
+    place.mkdir(exist_ok=True)
+    return plan.store(place).backend
 
 
 # the child's side
@@ -153,7 +156,7 @@ def main() -> None:
 async def _live(plan: CrashPlan, place: Path, probe: Probe) -> None:
     clock = ManualClock(autojump=True)
     probe.new_life(lambda: os.kill(os.getpid(), signal.SIGKILL))
-    await World(plan).program(FileBackend(place / "store", clock=clock), clock, probe)
+    await World(plan).program(_backend(plan, place, clock), clock, probe)
 
 
 def _plan(told: dict[str, Any]) -> CrashPlan:
@@ -168,6 +171,7 @@ def _plan(told: dict[str, Any]) -> CrashPlan:
         state=state,
         effects=_load(told["effects"]),
         drive=_load(told["drive"]),
+        store=_load(told["store"]),
         config=ExecutorConfig(**config),
         awaits=told["awaits"],
         strict=told["strict"],

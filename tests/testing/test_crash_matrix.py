@@ -12,11 +12,11 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from longrun import ExecutionHandle, ExecutorConfig, RetryPolicy, StepRegistry
+from longrun import ExecutionHandle, ExecutorConfig, RetryPolicy, SQLiteCheckpointStore, StepRegistry
 from longrun.errors import ConfigError, NotStorableError, UnknownWorkflowError
 from longrun.testing import CrashPoint, Effects, crash_child, crash_matrix, crash_points, crash_tests
 from longrun.testing.crash import CrashPlan, World, ending_of
-from tests.testing.workflows import answer, effects, registry
+from tests.testing.workflows import answer, effects, in_sqlite, registry
 
 test_one_line_gives_a_test_for_each_point = crash_tests(registry, "awaits", {"a": 1}, loops=("asyncio", "trio"))
 test_or_for_those_that_are_given = crash_tests(
@@ -185,6 +185,27 @@ async def test_a_real_kill_in_a_child_is_survived() -> None:
     assert not report.missed, str(report)
     assert not report.failures, str(report)
     assert [one.point for one in report.doubled_effects] == [chosen[2]]
+
+
+@pytest.mark.parametrize("kill", [False, True])
+async def test_the_store_can_be_ones_own(kill: bool) -> None:
+    """As `write a store` says: it is opened by one program after the other, and has what the dead one left."""
+    places: list[Path] = []
+    chosen = [
+        CrashPoint("after", "the checkpoint of crash-test: step at step 0 'fetch'"),
+        CrashPoint("after", "the effect 'mail'"),
+    ]
+
+    def noted(place: Path) -> SQLiteCheckpointStore:
+        places.append(place)
+        return in_sqlite(place)
+
+    store = in_sqlite if kill else noted
+    report = await crash_matrix(registry, "mails", {}, effects=effects, points=chosen, store=store, kill=kill)
+    assert not report.missed, str(report)
+    assert not report.failures, str(report)
+    assert [one.point for one in report.doubled_effects] == [chosen[1]]
+    assert len(set(places)) == (0 if kill else 3)
 
 
 async def test_a_child_must_be_able_to_find_the_registry() -> None:

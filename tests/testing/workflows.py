@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import anyio.lowlevel
 
-from longrun import ExecutionHandle, RetryPolicy, Sleep, StepContext, StepRegistry, SyncStepContext, WaitFor
+from longrun import (
+    ExecutionHandle,
+    RetryPolicy,
+    Sleep,
+    SQLiteCheckpointStore,
+    StepContext,
+    StepRegistry,
+    SyncStepContext,
+    WaitFor,
+)
 from longrun.testing import Effects
 
 registry = StepRegistry()
@@ -46,6 +56,10 @@ async def note(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
 
 
 registry.workflow("sound", [fetch, crawl, charge, ask, note])
+
+
+def in_sqlite(place: Path) -> SQLiteCheckpointStore:
+    return SQLiteCheckpointStore(place / "work.db")
 
 
 async def answer(run: ExecutionHandle) -> None:
