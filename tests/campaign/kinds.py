@@ -19,6 +19,7 @@ from tests.campaign.simulation import Simulation
 from tests.campaign.skies import ClockStorm, Mortal, PowerStorm, ServerStorm, volume
 from tests.campaign.soak import Soak
 from tests.campaign.storm import Storm
+from tests.campaign.test_every_call import fail_in_turn
 from tests.campaign.test_stop_and_go import SHARE, fight
 from tests.servers import PostgresServer, RedisServer
 
@@ -114,6 +115,13 @@ def damage(task: Task) -> Outcome:
     return Outcome(f"{counts.total()} damages ({text})", (), told)
 
 
+def calls(task: Task) -> Outcome:
+    """One system call after the other of the file store fails, in every way."""
+    fired = fail_in_turn(task.place, task.size, task.seed)
+    text = ", ".join(f"{count} {name}" for name, count in sorted(fired.items()))
+    return Outcome(f"{fired.total()} failing system calls ({text})", (), fired.total())
+
+
 def schedules(task: Task) -> Outcome:
     """Simulated schedules of several workers on one store."""
     fired: Counter[str] = Counter()
@@ -163,6 +171,7 @@ def _counted(verdict: Any) -> str:
 
 
 KINDS: dict[str, Kind] = {
+    "calls": calls,
     "clocks": clocks,
     "crowd": crowd,
     "damage": damage,

@@ -11,6 +11,7 @@ import ast
 import errno
 import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -255,14 +256,20 @@ def faults(path: Path) -> list[Fault]:
 
 def test_every_call_may_fail(tmp_path: Path, campaign_size: int, campaign_seed: int) -> None:
     """I10: those of the small run are drawn; each kind of call is among them, in each way that it can fail."""
-    every = faults(tmp_path / "whole")
-    dice = random.Random(campaign_seed)
-    dice.shuffle(every)
+    fired = fail_in_turn(tmp_path, EACH * campaign_size, campaign_seed)
+    assert fired.total() > 0, "no fault fired"
+
+
+def fail_in_turn(place: Path, size: int, seed: int) -> Counter[str]:
+    """So many lives with a fault each, all of them if that is enough, and one of each kind in any case."""
+    every = faults(place / "whole")
+    random.Random(seed).shuffle(every)
     one_of_each = {(fault.call, fault.how): fault for fault in every}
-    fired = 0
-    for n, fault in enumerate([*one_of_each.values(), *every[: EACH * campaign_size]]):
-        fired += one_life(tmp_path / str(n), fault)
-    assert fired > 0, "no fault fired"
+    fired: Counter[str] = Counter()
+    for n, fault in enumerate(dict.fromkeys([*one_of_each.values(), *every[:size]])):
+        fired[fault.how] += one_life(place / str(n), fault)
+        shutil.rmtree(place / str(n))
+    return fired
 
 
 def one_life(path: Path, fault: Fault) -> bool:
