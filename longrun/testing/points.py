@@ -6,6 +6,9 @@ before, not by a number of its own: so it is found again although writes of othe
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
@@ -132,9 +135,15 @@ def describe_write(write: Write) -> str:
         ends = ", ".join(f"{b.kind} at step {b.step} {b.name!r}" for b in write.boundaries)
         return f"the checkpoint of {write.id}: {ends}"
     if write.put or write.drop:
-        return f"progress of {write.id} in step {write.head.step}: {', '.join([*write.put, *write.drop])}"
+        keys = dict.fromkeys(map(_without_branch, [*write.put, *write.drop]))
+        return f"progress of {write.id} in step {write.head.step}: {', '.join(keys)}"
     failed = f", failed attempt {write.head.attempt}" if write.head.attempt else ""
     return f"the note that {write.id} is {write.head.state}{failed}"
+
+
+def _without_branch(key: str) -> str:
+    """Which branches of a map share a write, and which comes first, differs from run to run."""
+    return re.sub(r"/\d+", "", key) if key.startswith("map:") else key
 
 
 def describe_event(kind: EventType, execution_id: str, step: str | None) -> str | None:
@@ -148,15 +157,32 @@ def describe_event(kind: EventType, execution_id: str, step: str | None) -> str 
 
 
 class ProbedContext(StepContext):
-    """Each item that a loop hands out is a point."""
+    """Each item that a loop hands out is a point; each await of a branch too, if that is asked for."""
 
     _probe: Probe
+    _awaits: bool
 
     @classmethod
-    def probing(cls, attempt: Attempt, probe: Probe) -> ProbedContext:
+    def probing(cls, attempt: Attempt, probe: Probe, *, awaits: bool) -> ProbedContext:
         context = cls(attempt.info, attempt, attempt.ledger.group(""))
-        context._probe = probe
+        context._probe, context._awaits = probe, awaits
         return context
+
+    async def map(self, function: Callable[..., Any], items: Any, **options: Any) -> list[Any]:
+        """A branch is a task of its own, whose awaits are not the step's."""
+        if self._awaits and inspect.iscoroutinefunction(function):
+            function = self._probed_branch(function)
+        return await super().map(function, items, **options)
+
+    def _probed_branch(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+        name = getattr(function, "__name__", "map")
+        what = f"an await in a branch of {name!r} in step {self.step_index} {self.step!r} of {self.execution_id}"
+
+        @functools.wraps(function)
+        async def probed(*args: Any) -> Any:
+            return await probed_awaits(function(*args), lambda: self._probe.reach("at", what))
+
+        return probed
 
     def each(self, name: str, items: Any, *, every: int | None = None) -> Any:
         return _probed_items(super().each(name, items, every=every), self._probe, self._what(name))
@@ -169,8 +195,8 @@ class ProbedSyncContext(SyncStepContext):
     _probe: Probe
 
     @classmethod
-    def probing(cls, attempt: Attempt, probe: Probe) -> ProbedSyncContext:
-        inner = ProbedContext.probing(attempt, probe)
+    def probing(cls, attempt: Attempt, probe: Probe, *, awaits: bool) -> ProbedSyncContext:
+        inner = ProbedContext.probing(attempt, probe, awaits=awaits)
         context = cls(inner._info, inner._port, inner._group, inner._obey)
         context._inner, context._probe = inner, probe
         return context
@@ -225,7 +251,7 @@ class ProbedEngine:
         args: tuple[Any, ...] = (state,)
         if step.takes_context:
             kind = ProbedContext if step.is_async else ProbedSyncContext
-            args = (kind.probing(attempt, self._probe), state)
+            args = (kind.probing(attempt, self._probe, awaits=self._awaits), state)
         if not step.is_async:
             return await attempt.run_sync(step.function, *args)
         if not self._awaits:

@@ -147,7 +147,7 @@ class Counting(Disk):
 
     looks = 0
 
-    def stat(self, name: str, dir_fd: int) -> os.stat_result:
+    def stat(self, name: str, dir_fd: int | None = None) -> os.stat_result:
         self.looks += 1
         return super().stat(name, dir_fd)
 

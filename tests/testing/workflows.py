@@ -109,7 +109,12 @@ registry.workflow("miscounts", [count_items])
 async def wait_a_little(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
     for _ in range(3):
         await anyio.lowlevel.checkpoint()
-    return {**state, "waited": await ctx.once("wait", _waited)}
+    return {**state, "waited": await ctx.once("wait", _waited), "doubled": await ctx.map(_doubled, [1, 2])}
+
+
+async def _doubled(n: int) -> int:
+    await anyio.lowlevel.checkpoint()
+    return 2 * n
 
 
 async def _waited() -> bool:
