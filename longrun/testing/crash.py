@@ -101,6 +101,10 @@ class Course:
     fired: bool
 
 
+Run = Callable[[CrashPoint | None], Awaitable[Course]]
+"""Runs a plan to its end, with a crash at a point or undisturbed."""
+
+
 @frozen
 class CrashFailure:
     """A point at which a crash changed what came of the execution."""
@@ -223,10 +227,6 @@ async def crash_matrix(
     run = runner_of(plan, kill=kill)
     whole = await run(None)
     return await judge(plan, run, whole, whole.points if points is None else points)
-
-
-Run = Callable[[CrashPoint | None], Awaitable["Course"]]
-"""Runs a plan to its end, with a crash at a point or undisturbed."""
 
 
 def runner_of(plan: CrashPlan, *, kill: bool) -> Run:

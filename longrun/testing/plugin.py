@@ -39,8 +39,9 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    place = getattr(config, "workerinput", {}).get(PLACE)
-    if place is not None:
+    os.environ.pop(PLACE, None)  # that of a run around this one
+    place = getattr(config, "workerinput", {}).get(PLACE, "")
+    if os.path.isdir(place):  # not on another machine
         os.environ[PLACE] = place
 
 
