@@ -33,7 +33,7 @@ from longrun.testing.clock import ManualClock
 from longrun.testing.crash import LIVES, Course, CrashPlan, World, ending_of, watching, what_is_left
 from longrun.testing.effects import Effect
 from longrun.testing.points import CrashPoint, Probe
-from longrun.testing.settings import CHILD
+from longrun.testing.settings import CHILD, in_child
 
 MODULE = "longrun.testing.crash_child"
 
@@ -42,6 +42,11 @@ class Children:
     """Runs a plan in child processes."""
 
     def __init__(self, plan: CrashPlan) -> None:
+        if in_child():
+            raise RuntimeError(
+                "the module of the registry starts a crash matrix when it is imported, and a child process imports it: "
+                'put the call behind `if __name__ == "__main__":`'
+            )
         workflow = plan.registry.resolve(plan.workflow)
         if plan.registry.get_workflow(workflow.name) is None:
             raise ConfigError("workflow", workflow.name, "a child process needs a workflow with a name of its own")
@@ -188,12 +193,12 @@ def _load(where: list[str] | None) -> Any:
 
 def _module(name: str, file: str) -> ModuleType:
     """The module, by its name if that leads to the same file, else by the file: tests are often not on the path."""
+    name = "longrun_crash_main" if name == "__main__" else name
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) == file:
         return sys.modules[name]
-    spec = None if name == "__main__" else _spec(name)
+    spec = _spec(name)
     if spec is not None and spec.origin == file:
         return importlib.import_module(name)
-    name = "longrun_crash_main" if name == "__main__" else name
     by_file = importlib.util.spec_from_file_location(name, file)
     if by_file is None or by_file.loader is None:
         raise ImportError(f"{file} cannot be imported")

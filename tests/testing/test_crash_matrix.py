@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,47 @@ def test_a_child_loads_a_module_by_its_name_or_by_its_file(tmp_path: Path, monke
     monkeypatch.delitem(sys.modules, "somewhere_else")
     with pytest.raises(ImportError, match="cannot be imported"):
         crash_child._load(["no.such.package", str(tmp_path / "data.txt"), "name"])
+
+
+SCRIPT = """
+import anyio
+from longrun import StepRegistry
+from longrun.testing import CrashPoint, Effects, crash_matrix
+
+registry, effects = StepRegistry(), Effects()
+
+@registry.step
+async def mail(state: dict) -> dict:
+    effects("mail")
+    return state
+
+registry.workflow("mails", [mail])
+
+async def main():
+    point = CrashPoint("after", "the effect 'mail'")
+    print(await crash_matrix(registry, "mails", {}, effects=effects, points=[point], kill=True))
+
+"""
+
+
+def test_a_script_can_be_its_own_module(tmp_path: Path) -> None:
+    """The child imports it once: the effects that it watches are those of the steps."""
+    said = run_script(tmp_path, SCRIPT + 'if __name__ == "__main__":\n    anyio.run(main)\n')
+    assert "after the effect 'mail': 'mail' happened 2 times" in said, said
+
+
+def test_a_script_that_crashes_itself_when_it_is_imported_is_told_so(tmp_path: Path) -> None:
+    """Each child would start another one, without end."""
+    said = run_script(tmp_path, SCRIPT + "anyio.run(main)\n")
+    assert "put the call behind `if __name__ ==" in said, said
+
+
+def run_script(place: Path, text: str) -> str:
+    (place / "script.py").write_text(text)
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(place)}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    return done.stdout + done.stderr
 
 
 def test_an_execution_that_the_store_has_lost_is_an_ending_too() -> None:
