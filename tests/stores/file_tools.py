@@ -6,7 +6,24 @@ import contextlib
 from collections.abc import Iterator
 
 from longrun.stored import Loaded, Write
+from longrun.stores._file.disk import Disk
 from longrun.stores.base import Answer, StoreBackend
+
+
+class CountingDisk(Disk):
+    """Knows which descriptors are open."""
+
+    def __init__(self) -> None:
+        self.left: set[int] = set()
+
+    def open(self, name: str, flags: int, dir_fd: int | None = None) -> int:
+        fd = super().open(name, flags, dir_fd)
+        self.left.add(fd)
+        return fd
+
+    def close(self, fd: int) -> None:
+        self.left.discard(fd)
+        super().close(fd)
 
 
 @contextlib.contextmanager

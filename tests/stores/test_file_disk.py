@@ -18,15 +18,16 @@ from longrun.stores._file.disk import Disk
 from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import change, claim, create, owned, send, step
-from tests.stores.file_tools import done, loaded, opened
+from tests.stores.file_tools import CountingDisk, created, done, loaded, opened
 
 CALLS = ("write", "fdatasync", "fsync", "rename", "link", "open")
 
 
-class BadDisk(Disk):
+class BadDisk(CountingDisk):
     """Counts calls, and makes the n-th of a kind and those after it fail, once for each code."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls = 0
         self.kind = ""
         self.at = -1
@@ -61,6 +62,18 @@ class BadDisk(Disk):
         self._count("fsync")
         super().fsync(fd)
 
+    def unlink(self, name: str, dir_fd: int) -> None:
+        self._count("unlink")
+        super().unlink(name, dir_fd)
+
+    def stat(self, name: str, dir_fd: int | None = None) -> os.stat_result:
+        self._count("stat")
+        return super().stat(name, dir_fd)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        self._count("fstat")
+        return super().fstat(fd)
+
     def rename(self, old: str, new: str, old_dir: int, new_dir: int) -> None:
         self._count("rename")
         super().rename(old, new, old_dir, new_dir)
@@ -82,9 +95,11 @@ def disk() -> BadDisk:
 
 @pytest.fixture
 def backend(path: Path, disk: BadDisk) -> Iterator[FileBackend]:
+    """Whatever fails, no descriptor is left open in the end."""
     with opened(FileBackend(path, disk=disk)) as backend:
         assert isinstance(backend, FileBackend)
         yield backend
+    assert disk.left == set()
 
 
 def attempt(backend: StoreBackend, write: Write) -> Any:
@@ -191,6 +206,129 @@ def test_one_bad_journal_leaves_the_others_of_the_batch(backend: FileBackend, di
     assert answers.count(None) == 5
     done(backend, *[step(new.id, new.head) for new in news])
     assert [loaded(backend, new.id).head.revision for new in news] == [1] * 6
+
+
+def test_a_journal_that_cannot_be_mended_leaves_the_others_of_the_batch(backend: FileBackend, disk: BadDisk) -> None:
+    """I10: a sync has failed; when its file cannot be replaced either, the saves of others are made all the same."""
+    news = [owned(f"x{n}") for n in range(3)]
+    done(backend, *news)
+    disk.fail("fdatasync", 1, errno.EIO)
+    assert isinstance(attempt(backend, step("x0", news[0].head)), StoreUnavailableError)
+    disk.fail("fsync", 1, errno.EIO)
+    answers = backend.commit([step(new.id, new.head) for new in news])
+    assert isinstance(answers[0], StoreUnavailableError)
+    assert answers[1:] == [None, None]
+
+
+@pytest.mark.parametrize(("call", "at"), [("fsync", 1), ("fsync", 2), ("rename", 1)])
+def test_a_file_that_could_not_be_replaced_for_good_acknowledges_nothing(
+    path: Path, backend: FileBackend, disk: BadDisk, call: str, at: int
+) -> None:
+    """I10: neither before the new file is durable under its name, nor is anything left of one that was not."""
+    new = owned("a")
+    save = step("a", new.head)
+    created(backend, new)
+    disk.fail("fdatasync", 1, errno.EIO)
+    assert isinstance(attempt(backend, save), StoreUnavailableError)
+    disk.fail(call, at, errno.EIO)
+    assert isinstance(attempt(backend, save), StoreUnavailableError)
+    assert attempt(backend, save) is None
+    assert list((path / "tmp").iterdir()) == []
+
+
+def test_a_write_that_failed_leaves_the_file_as_it_was(path: Path, backend: FileBackend, disk: BadDisk) -> None:
+    """Unlike a failed sync it needs no new file."""
+    new = owned("a")
+    created(backend, new)
+    before = (path / "live" / "a.0.jsonl").stat()
+    disk.fail("write", 1, errno.ENOSPC)
+    assert isinstance(attempt(backend, step("a", new.head)), StoreUnavailableError)
+    assert (path / "live" / "a.0.jsonl").stat().st_size == before.st_size
+    assert attempt(backend, step("a", new.head)) is None
+    assert (path / "live" / "a.0.jsonl").stat().st_ino == before.st_ino
+
+
+def test_open_journals_are_bounded_and_the_last_used_stays_open(backend: FileBackend, disk: BadDisk) -> None:
+    """I16: however many are owned. Whoever saves again finds its file open."""
+    journals = backend._open.writes.journals
+    journals.limit = 4
+    idle = len(disk.left)
+    news = [owned(f"x{n}") for n in range(12)]
+    for new in news:
+        created(backend, new)
+    for new in news[:6]:
+        done(backend, step(new.id, new.head))
+        assert len(disk.left) <= idle + 4
+    disk.fail("open", 1, errno.EIO)
+    done(backend, step("x5", step("x5", news[5].head).head))
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_save_is_not_acknowledged_while_nobody_can_look_whether_it_is_ours(
+    backend: FileBackend, disk: BadDisk, at: int
+) -> None:
+    """I3, I10: the save is durable, but a newer generation may be there."""
+    new = owned("a")
+    save = step("a", new.head)
+    created(backend, new)
+    disk.fail("stat", at, errno.EIO)
+    assert isinstance(attempt(backend, save), StoreUnavailableError)
+    assert attempt(backend, save) is None
+
+
+def test_a_new_execution_takes_no_save_before_its_name_is_durable(backend: FileBackend, disk: BadDisk) -> None:
+    """I1: its owner did not hear whether it was made, and goes on; a power cut would take all of it."""
+    new = owned("a")
+    disk.fail("fsync", 1, *[errno.EIO] * 100)
+    assert isinstance(attempt(backend, new), StoreUnavailableError)
+    assert isinstance(attempt(backend, step("a", new.head)), StoreUnavailableError)
+    disk.fail("", 0)
+    assert attempt(backend, new) in (True, False)
+    assert attempt(backend, step("a", new.head)) is None
+
+
+def test_of_several_that_are_claimed_those_are_given_that_could_be_written(backend: FileBackend, disk: BadDisk) -> None:
+    """I10: the other is free as before; if there is none to give, the reason is said."""
+    created(backend, create("a"), create("b"))
+    disk.fail("fdatasync", 1, errno.EIO)
+    (first,) = backend.claim(claim("me"))
+    disk.fail("fdatasync", 1, errno.EIO)
+    with pytest.raises(StoreUnavailableError):
+        backend.claim(claim("me"))
+    (second,) = backend.claim(claim("me"))
+    assert {first.definition.id, second.definition.id} == {"a", "b"}
+    assert (first.head.fence, second.head.fence) == (1, 1)
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+@pytest.mark.parametrize("call", ["stat", "fstat", "write", "fsync", "unlink"])
+def test_a_claim_that_fails_takes_nothing(path: Path, backend: FileBackend, disk: BadDisk, call: str, at: int) -> None:
+    """I10: whatever fails, it is free as before, or owned by who was told so."""
+    created(backend, create("a"))
+    disk.fail(call, at, errno.EIO)
+    try:
+        given = backend.claim(claim("me", ids=("a",)))
+    except StoreUnavailableError:
+        given = []
+    disk.fail("", 0)
+    given = given or backend.claim(claim("me", ids=("a",)))
+    assert len(given) == 1
+    assert attempt(backend, step("a", given[0].head)) is None
+
+
+@pytest.mark.parametrize("call", ["write", "fdatasync"])
+def test_a_message_that_was_not_acknowledged_leaves_no_trace(
+    path: Path, backend: FileBackend, disk: BadDisk, call: str
+) -> None:
+    """I10: nobody sees it, and the next one is number 1 and is seen."""
+    done(backend, owned("a"))
+    disk.fail(call, 1, errno.EIO)
+    assert isinstance(attempt(backend, send("a")), StoreUnavailableError)
+    with opened(FileBackend(path)) as other:
+        assert other.messages("a") == []
+        assert attempt(backend, send("a", "again")) == 1
+        for one in (backend, other):
+            assert [(message.id, message.name) for message in one.messages("a")] == [(1, "again")]
 
 
 @pytest.mark.parametrize("at", range(1, 7))
