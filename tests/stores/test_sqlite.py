@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -13,9 +14,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from longrun.errors import (
@@ -29,10 +32,10 @@ from longrun.errors import (
 from longrun.records import ExecutionState
 from longrun.stored import Query
 from longrun.stores._sqlite import sql
-from longrun.stores._sqlite.file import FileLock
+from longrun.stores._sqlite.file import DatabaseFile, FileLock, fold_wal, is_busy, translate
 from longrun.stores.sqlite import SQLiteBackend, SQLiteCheckpointStore
 from longrun.testing import StoreConformance
-from longrun.testing.samples import boundary, change, claim, create, owned, send, step
+from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
 
 ROOT = Path(__file__).parents[2]
 
@@ -268,6 +271,113 @@ def test_another_program_that_never_ends_is_an_error(path: Path) -> None:
         backend.close()
 
 
+def test_another_program_in_the_way_of_the_opening_is_no_wrong_setting(path: Path, backend: SQLiteBackend) -> None:
+    backend.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailableError, match="locked"):
+            SQLiteBackend(path, timeout=0.2).open()
+    backend.open()
+
+
+def test_a_database_that_cannot_be_opened_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(self: DatabaseFile, mode: str) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    monkeypatch.setattr(DatabaseFile, "_open", closed)
+    assert "unable to open" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "word"),
+    [
+        (sqlite3.SQLITE_BUSY, StoreUnavailableError, "locked"),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, StoreUnavailableError, "locked"),
+        (sqlite3.SQLITE_FULL, StoreUnavailableError, "full"),
+        (sqlite3.SQLITE_CORRUPT_INDEX, CorruptDataError, "SQLite database"),
+        (sqlite3.SQLITE_IOERR, StoreUnavailableError, "its own words"),
+    ],
+)
+def test_what_an_error_of_sqlite_means(code: int, error: type[Exception], word: str) -> None:
+    problem = sqlite3.OperationalError("its own words")
+    problem.sqlite_errorcode = code
+    assert type(translate(problem)) is error
+    assert word in str(translate(problem))
+    assert is_busy(problem) is (word == "locked")
+
+
+def test_a_sqlite_that_is_too_old_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    assert "too old" in refused(path)
+
+
+class Folding:
+    """A connection whose WAL cannot be folded just now."""
+
+    def __init__(self, code: int) -> None:
+        self.error = sqlite3.OperationalError("its own words")
+        self.error.sqlite_errorcode = code
+        self.statements: list[str] = []
+
+    def execute(self, statement: str) -> None:
+        self.statements.append(statement)
+        if "wal_checkpoint" in statement:
+            raise self.error
+
+
+def test_a_reader_in_the_way_of_folding_is_no_error(path: Path) -> None:
+    """There is a next time; whatever else is wrong is said, and the connection is as patient as before."""
+    file = DatabaseFile(path, 2.5)
+    busy, broken = Folding(sqlite3.SQLITE_BUSY), Folding(sqlite3.SQLITE_IOERR)
+    fold_wal(busy, file)  # type: ignore[arg-type]  # as much of a connection as it needs
+    with pytest.raises(sqlite3.OperationalError):
+        fold_wal(broken, file)  # type: ignore[arg-type]  # the same
+    assert busy.statements[-1] == broken.statements[-1] == "PRAGMA busy_timeout = 2500"
+
+
+@pytest.mark.parametrize(("code", "opens"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_directory_that_cannot_be_synced(path: Path, monkeypatch: pytest.MonkeyPatch, code: int, opens: bool) -> None:
+    """Some file systems cannot, and need not; a disk that fails is said."""
+
+    def failing(fd: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    backend = SQLiteBackend(path)
+    if opens:
+        backend.open()
+    else:
+        with pytest.raises(StoreSettingsError, match="Input/output error"):
+            backend.open()
+    backend.close()
+
+
+def test_threads_of_one_process_wait_for_the_lock_as_long_as_others(path: Path) -> None:
+    lock = FileLock(path.with_name("lock"), 0.05)
+    try:
+        with lock, ThreadPoolExecutor(1) as other, pytest.raises(StoreUnavailableError, match="another process"):
+            other.submit(lock.__enter__).result()
+    finally:
+        lock.close()
+        lock.close()
+
+
+def test_new_names_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I1: the database and each directory that was made for it."""
+    synced: list[Path] = []
+    usual = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")))
+        usual(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    backend = SQLiteBackend(tmp_path / "one" / "two" / "runs.db")
+    backend.open()
+    backend.close()
+    assert {tmp_path, tmp_path / "one", tmp_path / "one" / "two"} <= set(synced)
+
+
 def test_a_process_that_keeps_the_lock_is_an_error(path: Path) -> None:
     backend = SQLiteBackend(path, timeout=0.2)
     backend.open()
@@ -347,6 +457,13 @@ def test_a_damaged_state_gives_way_to_the_one_before(path: Path, backend: SQLite
     assert b"state 4".hex() in quarantine(path)["state/3"]
 
 
+def test_damaged_names_of_blobs_give_way_to_the_checkpoint_before(path: Path, backend: SQLiteBackend) -> None:
+    """I5."""
+    walk(backend)
+    spoil(path, "UPDATE boundary SET blobs = '[' WHERE seq = 3")
+    goes_back(path, backend, 2, "state/3")
+
+
 def test_a_damaged_boundary_gives_way_to_the_one_before(path: Path, backend: SQLiteBackend) -> None:
     """I5."""
     walk(backend)
@@ -421,6 +538,58 @@ def test_a_damaged_message_is_left_out(path: Path, backend: SQLiteBackend) -> No
     assert set(quarantine(path)) == {"message/1"}
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "boundary SET data = x'00' WHERE seq = 3",
+        "boundary SET words = '[' WHERE seq = 3",
+        "message SET payload = x'00'",
+    ],
+)
+def test_what_a_claim_has_told_is_not_found_again(path: Path, backend: SQLiteBackend, statement: str) -> None:
+    """I5: whoever has it knows; its bytes are in the quarantine."""
+    walk(backend)
+    backend.commit([send("a", payload=b"one")])
+    spoil(path, f"UPDATE {statement}")
+    (given,) = backend.claim(claim(dead=frozenset({"me"})))
+    assert given.damage
+    found = backend.load("a")
+    assert found is not None
+    assert (found.damage, found.boundary, found.messages) == ((), given.boundary, given.messages)
+
+
+def test_what_cannot_be_read_keeps_its_place_and_shuts_its_owner_out(path: Path, backend: SQLiteBackend) -> None:
+    """I3, I5: blocked under a new fence; nothing but that is changed in its head."""
+    new = owned("a")
+    last = step("a", new.head)
+    backend.commit([new, last, send("a")])
+    with raw(path) as connection:
+        connection.execute("UPDATE boundary SET data = x'00'")
+    assert backend.claim(claim("you", dead=frozenset({"me"}))) == []
+    (stored,) = backend.find(Query())
+    reason = stored.head.reason
+    assert stored.head == attrs.evolve(last.head, state=ExecutionState.BLOCKED, fence=2, owner=None, reason=reason)
+    assert backend.next_due() is None
+    (answer,) = backend.commit([step("a", last.head)])
+    assert isinstance(answer, LeaseLostError)
+
+
+def test_metadata_with_large_numbers_is_found(backend: SQLiteBackend) -> None:
+    numbers = [2**63, 2**63 - 1, -(2**63), -(2**63) - 1, 2**70]
+    backend.commit([create(f"n{n}", metadata={"n": number}) for n, number in enumerate(numbers)])
+    for n, number in enumerate(numbers):
+        assert [one.definition.id for one in backend.find(Query(metadata={"n": number}))] == [f"n{n}"]
+
+
+def test_the_blobs_of_each_kept_checkpoint_are_named(backend: SQLiteBackend) -> None:
+    new = owned("a")
+    row = boundary(2, blobs=("b",))
+    backend.commit([new, step("a", new.head, boundaries=(row,), blobs={"b": b"1"})])
+    found = backend.load("a")
+    assert found is not None
+    assert found.kept == ((1, ()), (2, ("b",)))
+
+
 def test_a_row_of_another_execution_does_not_fit(path: Path, backend: SQLiteBackend) -> None:
     """I5: the checksum covers whose row it is."""
     walk(backend, "a")
@@ -457,6 +626,7 @@ def test_a_listing_shows_what_is_damaged_beside_the_others(path: Path, backend: 
     shown = {one.definition.id: one.head.state for one in backend.find(Query())}
     assert shown == {"a": ExecutionState.BLOCKED, "b": ExecutionState.BLOCKED, "c": ExecutionState.RUNNING}
     assert backend.count(Query()) == {ExecutionState.RUNNING: 2, ExecutionState.BLOCKED: 1}
+    assert {one.definition.created for one in backend.find(Query())} == {NOW}
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def _metadata(n: int, key: str, value: Any) -> tuple[str, dict[str, Any]]:
         return f"{one} j.type = 'text' AND j.value = :value{n})", {f"key{n}": key, f"value{n}": value}
     if isinstance(value, bool):
         return f"{one} j.type = :value{n})", {f"key{n}": key, f"value{n}": "true" if value else "false"}
-    if isinstance(value, int | float) and -(1 << 63) <= value < 1 << 63:
+    if isinstance(value, int | float) and abs(value) <= 1 << 53:  # beyond that SQLite takes neighbours for equal
         return f"{one} j.type IN ('integer', 'real') AND j.value = :value{n})", {f"key{n}": key, f"value{n}": value}
     return f"{_EQUALS}(metadata, :key{n}, :value{n})", {f"key{n}": key, f"value{n}": rows.json_text(value)}
 
