@@ -100,7 +100,6 @@ class Contents:
     claimed: bool = False
     shaken: bool = False
     """Something unreadable stood behind the last clearing of the entries."""
-    saves: int = 0
     staged_states: dict[int, bytes] = attrs.field(factory=dict)
     staged_blobs: dict[str, bytes] = attrs.field(factory=dict)
     staged_entries: dict[str, bytes] = attrs.field(factory=dict)
@@ -144,7 +143,6 @@ class Contents:
         if fields.get("whole"):
             self._start_over(fields)
         else:
-            self.saves += 1
             self.told = []
         self._head_form = fields["head"]
         for name, place in fields.get("blobs", {}).items():

@@ -164,11 +164,6 @@ class Link:
 
     # calls
 
-    def run(self, name: str, *args: Any) -> Any:
-        """Run a script once."""
-        text, sha = script(name)
-        return self.once(lambda: self._evaluate(text, sha, args))
-
     def repeated(self, name: str, *args: Any) -> Any:
         """Run a script; if no answer comes, again. Only for what says by itself that it was done before."""
         text, sha = script(name)

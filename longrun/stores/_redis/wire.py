@@ -79,14 +79,6 @@ def rank(definition: Definition) -> str:
     return f"{urgency:016x}{age & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
-def created_of(member: bytes) -> float:
-    """The creation time in a member of an index that is ordered by rank."""
-    age = int(member[16:32], 16)
-    bits = age ^ (1 << 63) if age >> 63 else ~age & 0xFFFFFFFFFFFFFFFF
-    created: float = struct.unpack(">d", struct.pack(">Q", bits))[0]
-    return created
-
-
 def index_record(definition: Definition) -> bytes:
     d = definition
     return f"{rank(d)} {d.created!r} {named(d.queue)} {named(d.workflow)} {named(d.parent_id)}".encode()
