@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import anyio
 import pytest
 
 from longrun import MemoryCheckpointStore
-from longrun.errors import StoreUnavailableError
-from longrun.stored import Write
+from longrun.errors import CodecError, StoreUnavailableError
+from longrun.stored import Query, Write
 from longrun.stores import writer as module
 from longrun.stores.base import Answer
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
-from longrun.stores.writer import Writer
+from longrun.stores.writer import Job, Writer
 from longrun.testing.samples import create
 from tests.crashing import PATIENCE
 
@@ -125,3 +127,104 @@ def test_stopping_twice_is_stopping_once() -> None:
     writer.start()
     writer.stop()
     writer.stop()
+
+
+def test_stopping_waits_for_what_is_queued() -> None:
+    """Whoever closes a store knows that its thread has done everything and uses the backend no more."""
+    backend, answers = Held(), list[Any]()
+    writer = Writer(backend, lambda write: write)
+    writer.start()
+    assert writer._thread is not None
+    assert writer._thread.daemon  # a program that ends without closing its store does not hang
+    writer.put(create("a"), answers.append, None)
+    stopping = threading.Thread(target=writer.stop)
+    stopping.start()
+    stopping.join(0.2)
+    assert stopping.is_alive()
+    backend.go.set()
+    stopping.join(PATIENCE)
+    assert answers == [True]
+
+
+def test_a_write_that_cannot_be_sealed_is_refused_and_the_others_of_its_batch_are_made(backend: Buggy) -> None:
+    """I10: what a write is refused for, and no other."""
+
+    def sealed(write: Write) -> Write:
+        if write.id == "secret":
+            raise CodecError("it has no key")
+        if write.id == "broken":
+            raise KeyError("a defect")
+        return write
+
+    answers: list[Any] = []
+    writer = Writer(backend, sealed)
+    writer.start()
+    for id in ("a", "secret", "broken", "b"):
+        writer.put(create(id), answers.append, None)
+    writer.stop()
+    assert [answers[0], answers[3]] == [True, True]
+    assert isinstance(answers[1], CodecError)
+    assert isinstance(answers[2], StoreUnavailableError)
+    assert sum(backend.count(Query()).values()) == 2
+
+
+def test_what_a_backend_refuses_is_told_in_its_own_words(backend: Buggy) -> None:
+    refusal = StoreUnavailableError("memory", "it is away")
+
+    def refuse() -> None:
+        raise refusal
+
+    answers: list[Any] = []
+    writer = Writer(backend, lambda write: write)
+    writer.start()
+    writer.call(refuse, answers.append, None)
+    writer.call(lambda: 7, answers.append, None)
+    writer.stop()
+    assert answers == [refusal, 7]
+
+
+class Sneaky(deque[Job]):
+    """A job comes in the moment after the thread has seen that there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sneak: list[Callable[[], None]] = []
+
+    def __bool__(self) -> bool:
+        found = len(self) > 0
+        if not found and self.sneak:
+            self.sneak.pop()()
+        return found
+
+
+def test_a_job_that_comes_just_before_the_thread_sleeps_is_done() -> None:
+    writer = Writer(MemoryBackend(), lambda write: write)
+    queue = writer._queue = Sneaky()
+    first, second = threading.Event(), threading.Event()
+    writer.start()
+    writer.call(lambda: None, lambda _: first.set(), None)
+    assert first.wait(PATIENCE)
+    queue.sneak.append(lambda: writer.call(lambda: None, lambda _: second.set(), None))
+    writer.call(lambda: None, lambda _: None, None)
+    try:
+        assert second.wait(5.0)
+    finally:
+        writer.stop()
+
+
+def test_a_writer_without_work_costs_no_processor_time() -> None:
+    """One that looked for work without end would get half of the interpreter while this thread is busy."""
+    writer = Writer(MemoryBackend(), lambda write: write)
+    writer.start()
+    try:
+        answered = threading.Event()
+        writer.call(lambda: None, lambda _: answered.set(), None)
+        assert answered.wait(PATIENCE)
+        assert writer._thread is not None
+        clock = time.pthread_getcpuclockid(writer._thread.ident or 0)
+        began, busy_until = time.clock_gettime(clock), time.thread_time() + 0.2
+        while time.thread_time() < busy_until:
+            pass
+        assert time.clock_gettime(clock) - began < 0.05
+    finally:
+        writer.stop()
