@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import attrs
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
 from longrun.stored import Loaded, Query
+from longrun.stores._file.contents import Mail
+from longrun.stores._file.lines import BrokenLineError, Identity, unpack
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import boundary, change, claim, create, owned, send, step
 from tests.stores.file_tools import done, loaded, opened
@@ -205,6 +208,96 @@ def test_a_damaged_snapshot_falls_back_to_the_generation_before(path: Path, back
     assert found.damage
 
 
+def test_a_list_of_steps_that_cannot_be_read_is_taken_from_the_generation_before(
+    path: Path, backend: FileBackend
+) -> None:
+    known = walk(backend)
+    with opened(FileBackend(path)) as other:
+        (given,) = other.claim(claim("new", dead=frozenset({"me"})))
+    journal = path / "live" / "a.1.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"kind":"steps"', b'"kind":"stepz"'))
+    found = look(path)
+    assert found is not None
+    assert (found.definition, found.boundary) == (known[-1].definition, known[-1].boundary)
+    assert found.head.fence == given.head.fence
+    assert found.damage
+
+
+def test_a_lost_newline_costs_nothing(path: Path, backend: FileBackend) -> None:
+    """I5: both lines are whole; that one of them ended badly is told, and that is all."""
+    known = walk(backend)
+    journal = path / "live" / "a.0.jsonl"
+    lines = journal.read_bytes().split(b"\n")
+    journal.write_bytes(b"\n".join(lines[:-3]) + b"\x0b" + b"\n".join(lines[-3:]))
+    found = look(path)
+    assert found is not None
+    assert found.damage == ("a line's end was damaged",)
+    assert (found.head, found.boundary) == (known[-1].head, known[-1].boundary)
+    assert list((path / "quarantine").iterdir()) == []
+
+
+def spoil(path: Path, *starts: bytes) -> None:
+    """One letter in each line of the journal that has one of these in it."""
+    journal = path / "live" / "a.0.jsonl"
+    lines = journal.read_bytes().split(b"\n")
+    journal.write_bytes(
+        b"\n".join([line.swapcase() if any(map(line.__contains__, starts)) else line for line in lines])
+    )
+
+
+LARGE = b"x" * 10_000
+"""Stands in a line of its own."""
+
+
+def test_what_is_left_when_large_values_cannot_be_read(path: Path, backend: FileBackend) -> None:
+    """I5: each is named; what was cleared meanwhile is not missed, and what came after that is kept."""
+    new = owned("a")
+    first = step("a", new.head, put={"e": LARGE})
+    second = step("a", first.head, clear=True, put={"f": b"1"})
+    third = step("a", second.head, boundaries=(boundary(4, data=LARGE),))
+    done(backend, new, first, second)
+    spoil(path, b'"kind":"entry"')
+    found = look(path)
+    assert found is not None
+    assert "the entry 'e' is not readable" in found.damage
+    assert (found.head, found.entries) == (second.head, {"f": b"1"})
+    (path / "live" / "a.0.jsonl").unlink()
+    backend.close()
+    backend.open()
+    done(backend, new, first, second, third)
+    spoil(path, b'"kind":"state"')
+    found = look(path)
+    assert found is not None
+    assert "the state of checkpoint 4 is not readable" in found.damage
+    assert found.boundary.seq == 3
+
+
+def test_a_single_state_that_cannot_be_read_is_said(path: Path, backend: FileBackend) -> None:
+    done(backend, owned("a", data=LARGE))
+    spoil(path, b'"kind":"state"')
+    with opened(FileBackend(path)) as other, pytest.raises(CorruptDataError, match="no state of it is readable"):
+        other.load("a")
+
+
+def test_a_claim_that_a_power_cut_left_empty_belongs_to_the_id_before_it(path: Path, backend: FileBackend) -> None:
+    """A long id cannot be told from the name of a file."""
+    id = "long" * 60
+    done(backend, create(id))
+    (first,) = (path / "live").iterdir()
+    first.with_name(first.name.replace(".0.jsonl", ".1.jsonl")).touch()
+    with opened(FileBackend(path)) as other:
+        assert [one.definition.id for one in other.find(Query())] == [id]
+
+
+def test_messages_that_were_taken_in_order_are_one_number() -> None:
+    """I16: however many there were."""
+    mail = Mail()
+    mail.take([1, 2, 5])
+    assert (mail.upto, mail.more, mail.form) == (2, {5}, [2, 5])
+    mail.take([3, 4])
+    assert (mail.upto, mail.more) == (5, set())
+
+
 def test_a_torn_snapshot_is_no_damage(path: Path, backend: FileBackend) -> None:
     """I4: a claimer that died in the middle of its claim leaves the execution as it was, one fence on."""
     walk(backend)
@@ -296,6 +389,14 @@ def test_a_damaged_index_is_made_anew(path: Path, backend: FileBackend, how: str
         assert [one for one in other.find(Query()) if one.definition.id != "y"] == listed
         assert other.count(Query()) == {ExecutionState.COMPLETED: 5, ExecutionState.FAILED: 1}
         assert len(other.find(Query(metadata={"n": 3}))) == 1
+
+
+@pytest.mark.parametrize("rest", [b'"kind":"save"}', b"7,no JSON}"])
+def test_a_line_that_fits_its_checksum_and_is_none_of_ours_is_broken(rest: bytes) -> None:
+    identity = Identity("a", 0)
+    body = identity.front + rest
+    with pytest.raises(BrokenLineError):
+        unpack(b'{"crc":"%08x",%b' % (crc32(body), body), identity)
 
 
 def test_every_line_is_json(path: Path, backend: FileBackend) -> None:

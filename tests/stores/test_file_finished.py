@@ -10,8 +10,9 @@ import pytest
 from longrun.records import ExecutionState
 from longrun.stored import QUEUE_WORKFLOW, Query
 from longrun.stores._file import done as index
+from longrun.stores._file.disk import Disk
 from longrun.stores.file import FileBackend
-from longrun.testing.samples import create, owned
+from longrun.testing.samples import NOW, create, owned
 from tests.stores.file_tools import created, opened
 
 COMPLETED, BLOCKED = ExecutionState.COMPLETED, ExecutionState.BLOCKED
@@ -90,3 +91,68 @@ def test_what_is_damaged_in_both_places_is_listed_as_blocked(path: Path) -> None
     with opened(backend):
         assert found(backend, states=frozenset({BLOCKED})) == ["x3"]
         assert sorted(found(backend)) == [f"x{n}" for n in range(5)]
+
+
+def test_pages_of_what_is_finished_go_from_the_newest_to_the_oldest(path: Path) -> None:
+    """Each is on one page, and whatever is asked for is counted."""
+    with opened(FileBackend(path)) as other:
+        created(other, *[create(f"z{n}", COMPLETED, created=NOW + n, metadata={"of": "z"}) for n in range(1, 6)])
+    backend = FileBackend(path)
+    with opened(backend):
+        pages: list[list[str]] = []
+        after: tuple[float, str] | None = None
+        while page := backend.find(Query(limit=2, after=after)):
+            pages.append([one.definition.id for one in page])
+            after = page[-1].definition.created, page[-1].definition.id
+        assert pages == [["z5", "z4"], ["z3", "z2"], ["z1", "x4"], ["x3", "x2"], ["x1", "x0"]]
+        assert len(found(backend, metadata={"of": "z"})) == 5
+
+
+def test_the_index_is_written_anew_when_most_of_it_is_gone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I16; and whoever knew the old one knows what is left."""
+    monkeypatch.setattr(index, "GONE_LIMIT", 3)
+    backend, other = FileBackend(path), FileBackend(path)
+    with opened(backend), opened(other):
+        assert len(found(other)) == 5
+        before = (path / "finished.jsonl").stat()
+        assert backend.delete([f"x{n}" for n in range(4)]) == [True] * 4
+        after = (path / "finished.jsonl").stat()
+        assert after.st_ino != before.st_ino
+        assert after.st_size < before.st_size
+        assert found(other) == found(backend) == ["x4"]
+        created(other, create("x0", COMPLETED))
+        other.close()
+        other.open()
+        assert sorted(found(backend)) == ["x0", "x4"]
+
+
+def test_a_line_of_the_index_that_cannot_be_read_is_kept_aside(path: Path) -> None:
+    lines = (path / "finished.jsonl").read_bytes()
+    (path / "finished.jsonl").write_bytes(lines.replace(b'"id":"x3"', b'"id":"x9"'))
+    backend = FileBackend(path)
+    with opened(backend):
+        assert sorted(found(backend)) == [f"x{n}" for n in range(5)]
+    (kept,) = (path / "quarantine").iterdir()
+    assert b'"id":"x9"' in kept.read_bytes()
+
+
+class Vanishing(Disk):
+    """A journal is deleted in the moment in which it is opened for the third time."""
+
+    def __init__(self, journal: Path) -> None:
+        self.journal, self.opened = journal, 0
+
+    def open(self, name: str, flags: int, dir_fd: int | None = None) -> int:
+        self.opened += name == self.journal.name
+        if self.opened == 3:
+            self.journal.unlink(missing_ok=True)
+        return super().open(name, flags, dir_fd)
+
+
+def test_a_journal_that_is_deleted_while_the_index_is_made_anew_is_left_out(path: Path) -> None:
+    (path / "finished.jsonl").unlink()
+    disk = Vanishing(path / "done" / "x3.jsonl")
+    backend = FileBackend(path, disk=disk)
+    with opened(backend):
+        assert sorted(found(backend)) == ["x0", "x1", "x2", "x4"]
+    assert disk.opened >= 3

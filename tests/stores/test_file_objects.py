@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 
-from longrun.errors import ExecutionNotFoundError, LeaseLostError
+from longrun.errors import CorruptDataError, ExecutionNotFoundError, LeaseLostError
 from longrun.records import ExecutionState
 from longrun.stored import QUEUE_WORKFLOW, Query
 from longrun.stores._file.disk import Disk
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import change, claim, create, owned, send, step
-from tests.stores.file_tools import created, done, ids_of, loaded, opened
+from tests.stores.file_tools import CountingDisk, created, done, ids_of, loaded, opened
 
 FAILED = frozenset({ExecutionState.FAILED})
 
@@ -168,3 +170,199 @@ def test_what_executors_ask_for_all_the_time_is_told_by_the_bell(path: Path, oth
         assert [one.definition.id for one in backend.find(Query(owner="me"))] == ["theirs"]
         assert disk.looks < 20
         assert [one.definition.id for one in backend.find(Query(parent_id="x1"))] == ["child"]
+
+
+class Meanwhile(CountingDisk):
+    """Lets something happen just before the next generation of a journal gets its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.happens: list[Callable[[], object]] = []
+
+    def link(self, old: str, new: str, old_dir: int, new_dir: int) -> None:
+        if self.happens:
+            self.happens.pop()()
+        super().link(old, new, old_dir, new_dir)
+
+
+def test_what_its_owner_finishes_in_the_moment_of_the_takeover_stays_finished(path: Path, backend: FileBackend) -> None:
+    """I8: the taker thought it dead, and reads what is stored only after it has shut the owner out."""
+    new = owned("a")
+    created(backend, new)
+    end = step("a", new.head)
+    end = attrs.evolve(end, head=attrs.evolve(end.head, state=ExecutionState.COMPLETED, owner=None))
+    disk = Meanwhile()
+    with opened(FileBackend(path, disk=disk)) as taker:
+        assert len(taker.find(Query())) == 1
+        disk.happens.append(lambda: done(backend, end))
+        assert taker.claim(claim("new", dead=frozenset({"me"}))) == []
+        assert not disk.happens
+        assert loaded(taker, "a").head == end.head
+        assert taker.count(Query()) == {ExecutionState.COMPLETED: 1}
+    assert disk.left == set()
+
+
+def test_a_journal_that_was_lost_and_came_back_is_open_once(path: Path, other: FileBackend) -> None:
+    """Another object on the directory took it over for an owner whose saves come through this one."""
+    disk = CountingDisk()
+    with opened(FileBackend(path, disk=disk)) as backend:
+        created(backend, owned("a"))
+        (given,) = other.claim(claim("me", dead=frozenset({"me"})))
+        done(backend, step("a", given.head))
+    assert disk.left == set()
+
+
+def test_what_was_given_back_is_seen_as_others_leave_it(backend: FileBackend, other: FileBackend) -> None:
+    new = owned("a")
+    created(backend, new)
+    done(backend, change("a", new.head, head_fields={"owner": None}))
+    (given,) = other.claim(claim("you"))
+    done(other, change("a", given.head, head_fields={"state": ExecutionState.BLOCKED, "owner": None}))
+    assert [one.head.state for one in backend.find(Query())] == [ExecutionState.BLOCKED]
+
+
+def damage(journal: Path) -> None:
+    """Nothing but its first line can be read."""
+    first, rest = journal.read_bytes().split(b"\n", 1)
+    journal.write_bytes(first + b"\n" + rest.swapcase())
+
+
+def test_what_is_found_unreadable_by_its_taker_is_blocked_for_all(path: Path, backend: FileBackend) -> None:
+    """I5: by its head alone, in this object and in every other; and its owner is shut out."""
+    new = owned("a")
+    created(backend, new)
+    disk = Meanwhile()
+    with opened(FileBackend(path, disk=disk)) as taker:
+        disk.happens.append(lambda: damage(path / "live" / "a.0.jsonl"))
+        assert taker.claim(claim("new", dead=frozenset({"me"}))) == []
+        with opened(FileBackend(path)) as later:
+            for one in (taker, later):
+                (found,) = one.find(Query())
+                assert (found.head.state, found.head.owner) == (ExecutionState.BLOCKED, None)
+                assert (found.head.fence, found.head.revision) == (2, 1)
+                assert one.next_due() is None
+    (answer,) = backend.commit([step("a", new.head)])
+    assert isinstance(answer, LeaseLostError)
+
+
+def test_a_finished_one_that_is_found_unreadable_is_left_as_it_is(path: Path, backend: FileBackend) -> None:
+    """Who wanted to retry it leaves nothing behind."""
+    created(backend, create("a", ExecutionState.FAILED))
+    disk = Meanwhile()
+    with opened(FileBackend(path, disk=disk)) as taker:
+        disk.happens.append(lambda: damage(path / "live" / "a.0.jsonl"))
+        assert taker.claim(claim("me", ids=("a",), states=FAILED)) == []
+        assert not disk.happens
+        assert [file.name for file in (path / "live").iterdir()] == ["a.0.jsonl"]
+        assert [one.head.state for one in taker.find(Query())] == [ExecutionState.BLOCKED]
+        with pytest.raises(CorruptDataError):
+            taker.load("a")
+    assert disk.left == set()
+
+
+def test_what_one_object_takes_is_not_due_for_another(backend: FileBackend, other: FileBackend) -> None:
+    created(backend, create("a"))
+    assert other.next_due() == 0.0
+    assert ids_of(backend.claim(claim())) == ["a"]
+    assert other.next_due() is None
+
+
+def test_how_many_steps_there_are_is_seen_behind_a_save(backend: FileBackend, other: FileBackend) -> None:
+    new = owned("a")
+    done(backend, new, step("a", new.head))
+    assert [one.definition.total for one in other.find(Query())] == [3]
+    late = owned("b", steps=(), total=None)
+    named = change("b", late.head, steps=("one", "two"))
+    done(backend, late, named, change("b", named.head))
+    assert {one.definition.id: one.definition.total for one in other.find(Query())} == {"a": 3, "b": 2}
+
+
+def test_a_stale_owner_that_comes_with_nothing_at_hand_leaves_no_file_open(path: Path, backend: FileBackend) -> None:
+    new = owned("a")
+    created(backend, new)
+    assert ids_of(backend.claim(claim("new", dead=frozenset({"me"})))) == ["a"]
+    disk = CountingDisk()
+    with opened(FileBackend(path, disk=disk)) as stale:
+        (answer,) = stale.commit([step("a", new.head)])
+        assert isinstance(answer, LeaseLostError)
+    assert disk.left == set()
+
+
+def test_what_was_unreadable_and_is_mended_is_shown_as_it_is(path: Path, backend: FileBackend) -> None:
+    created(backend, create("a"))
+    journal = path / "live" / "a.0.jsonl"
+    whole = journal.read_bytes()
+    with opened(FileBackend(path)) as other:
+        journal.write_bytes(whole.swapcase())
+        (found,) = other.find(Query())
+        assert (found.head.state, found.definition.workflow) == (ExecutionState.BLOCKED, "")
+        journal.write_bytes(whole)
+        (found,) = other.find(Query())
+        assert (found.head.state, found.definition.workflow) == (ExecutionState.RUNNING, "flow")
+
+
+class Vanishing(Disk):
+    """Files are gone in the moment in which they are opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.files = path, set[str]()
+
+    def open(self, name: str, flags: int, dir_fd: int | None = None) -> int:
+        if name in self.files:
+            self.files.discard(name)
+            (self.path / "live" / name).unlink()
+        return super().open(name, flags, dir_fd)
+
+
+def test_what_is_deleted_while_it_is_looked_at_is_no_longer_listed(path: Path, backend: FileBackend) -> None:
+    new = owned("a")
+    created(backend, new)
+    disk = Vanishing(path)
+    with opened(FileBackend(path, disk=disk)) as other:
+        assert len(other.find(Query())) == 1
+        done(backend, change("a", new.head, head_fields={"owner": None}))
+        disk.files.add("a.0.jsonl")
+        assert other.find(Query()) == []
+
+
+def test_what_has_moved_away_is_forgotten(backend: FileBackend) -> None:
+    """I16: done/ has an index of its own."""
+    created(backend, create("a", ExecutionState.COMPLETED), create("b"))
+    backend._open.writes.janitor.tidy()
+    catalog = backend._open.writes.catalog
+    assert list(catalog.entries.by_stem) == ["b"]
+    assert catalog.finished == {}
+
+
+def test_a_message_wakes_also_for_whom_it_was_the_first_to_look(path: Path, backend: FileBackend) -> None:
+    new = create("a", ExecutionState.WAITING, head_fields={"signal": "go"})
+    created(backend, new)
+    with opened(FileBackend(path)) as other:
+        assert other.claim(claim()) == []
+        done(backend, send("a"))
+        assert other.load("a") is not None
+        assert [one.head.woken for one in other.find(Query())] == [True]
+        assert ids_of(other.claim(claim())) == ["a"]
+
+
+@pytest.mark.parametrize("fields", [{"owner": None}, {"state": ExecutionState.FAILED}])
+def test_what_is_given_back_or_over_is_no_longer_at_hand(backend: FileBackend, fields: dict[str, Any]) -> None:
+    """I16: neither its file nor anything in memory."""
+    new = owned("a")
+    created(backend, new)
+    journals = backend._open.writes.journals
+    assert journals.get("a") is not None
+    done(backend, change("a", new.head, head_fields=fields))
+    assert journals.get("a") is None
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_an_owner_may_save_through_another_object(backend: FileBackend, other: FileBackend, size: int) -> None:
+    """It goes on behind the last save, also where only the ends of a long journal are read."""
+    new = owned("a", data=b"x" * size)
+    second = step("a", new.head)
+    done(backend, new, second)
+    third = step("a", second.head)
+    done(other, third)
+    done(other, step("a", third.head))
+    assert [row.seq for row in backend.boundaries("a")] == [1, 2, 3, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -17,11 +18,14 @@ from longrun.errors import CorruptDataError, LeaseLostError, NewerFormatError, S
 from longrun.records import ExecutionState
 from longrun.stored import Head, Query
 from longrun.stores import open_store
-from longrun.stores._file.place import stem_of
+from longrun.stores._file import inbox, place, removal
+from longrun.stores._file.disk import Disk
+from longrun.stores._file.journal import remove_locked
+from longrun.stores._file.place import Place, stem_of
 from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend, FileCheckpointStore
 from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
-from tests.stores.file_tools import created, done, ids_of, loaded, opened
+from tests.stores.file_tools import CountingDisk, created, done, ids_of, loaded, opened
 
 ROOT = Path(__file__).parents[2]
 
@@ -291,6 +295,124 @@ def test_taken_messages_do_not_pile_up(path: Path, backend: StoreBackend) -> Non
     assert done(backend, send("a", key="0-0"), send("a", key="29-19"), send("a")) == [1, last, last + 1]
 
 
+def test_a_compacted_inbox_remembers_what_waits_the_newest_keys_and_the_last_number(
+    path: Path, backend: StoreBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "COMPACT_OVER", 100)
+    monkeypatch.setattr(inbox, "KEYS_REMEMBERED", 10)
+    new = owned("a")
+    created(backend, new)
+    done(backend, *[send("a", key=f"k{n}") for n in range(1, 41)])
+    first = change("a", new.head, take=(*range(1, 39),))
+    done(backend, first)
+    assert [message.id for message in backend.messages("a")] == [39, 40]
+    assert done(backend, *[send("a", key=f"k{n}") for n in range(29, 41)]) == [*range(29, 41)]
+    assert done(backend, send("a", key="k28")) == [41]
+    done(backend, change("a", first.head, take=(40, 41)))
+    with opened(FileBackend(path)) as other:
+        for one in (backend, other):
+            assert [message.id for message in loaded(one, "a").messages] == [39]
+        assert done(other, send("a")) == [42]
+
+
+def test_files_that_are_no_journals_are_left_alone(path: Path, backend: StoreBackend) -> None:
+    """A backup program or an editor may have put them there."""
+    created(backend, create("a"))
+    for name in ("a.txt", "a.jsonl", "a.x.jsonl", "a.0.jsonl~"):
+        (path / "live" / name).touch()
+    with opened(FileBackend(path)) as other:
+        assert [one.definition.id for one in other.find(Query())] == ["a"]
+
+
+def test_what_a_dead_process_left_in_the_middle_of_a_write_goes_in_time(path: Path) -> None:
+    """I16: after an hour; another process may be writing what is younger."""
+    with opened(FileBackend(path)):
+        pass
+    old, young = path / "tmp" / ".1-old", path / "tmp" / ".1-young"
+    old.touch()
+    young.touch()
+    os.utime(old, (1.0, 1.0))
+    with opened(FileBackend(path)):
+        assert [file.name for file in (path / "tmp").iterdir()] == [".1-young"]
+
+
+def test_others_hear_of_many_changes_at_once(
+    path: Path, backend: StoreBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "BELL_NAMES", 2)
+    with opened(FileBackend(path)) as other:
+        assert other.next_due() is None
+        created(backend, *[create(f"x{n}") for n in range(4)])
+        assert (path / "bell").read_text() == "*\n"
+        assert len(other.claim(claim("you"))) == 4
+
+
+def test_the_bell_does_not_grow_for_ever(path: Path, backend: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I16."""
+    monkeypatch.setattr(place, "BELL_LIMIT", 100)
+    for n in range(50):
+        created(backend, create(f"x{n}"))
+        assert (path / "bell").stat().st_size < 200
+
+
+def test_a_directory_that_stays_locked_is_said_and_nothing_is_left_of_the_attempt(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process was stopped in the middle of tidying."""
+    monkeypatch.setattr(place, "LOCK_PATIENCE", 0.05)
+    disk = CountingDisk()
+    with opened(FileBackend(path, disk=disk)) as backend:
+        created(backend, create("a"))
+        before = set(disk.left)
+        with (path / "lock").open("rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with pytest.raises(StoreUnavailableError, match="stays locked"):
+                backend.commit([create("b"), create("c")])
+        assert disk.left == before
+        assert list((path / "tmp").iterdir()) == []
+        created(backend, create("b"), create("c"))
+
+
+def test_a_disk_that_writes_nothing_is_an_error_and_not_waited_for_for_ever(path: Path) -> None:
+    class Deaf(Disk):
+        def write(self, fd: int, data: bytes | memoryview) -> int:
+            return 0
+
+    with opened(FileBackend(path)):
+        pass
+    backend = FileBackend(path, disk=Deaf())
+    backend.open()
+    (answer,) = backend.commit([create("a")])
+    assert isinstance(answer, StoreUnavailableError)
+    backend.close()
+
+
+def test_what_a_closed_store_says_of_itself(path: Path) -> None:
+    assert FileBackend(path).describe()["directory"] == str(path)
+
+
+class Moving(Disk):
+    """A journal comes back from done/ in the moment in which it is looked for there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def stat(self, name: str, dir_fd: int | None = None) -> os.stat_result:
+        if name == "a.jsonl" and (self.path / "done" / name).exists():
+            (self.path / "done" / name).rename(self.path / "live" / "a.0.jsonl")
+        return super().stat(name, dir_fd)
+
+
+def test_what_moves_while_it_is_looked_for_is_found(path: Path) -> None:
+    """I1: neither look alone would find it."""
+    with opened(FileBackend(path)) as backend:
+        created(backend, create("a", ExecutionState.FAILED))
+    assert (path / "done" / "a.jsonl").exists()
+    with opened(FileBackend(path, disk=Moving(path))) as backend:
+        assert done(backend, send("a")) == [1]
+        assert loaded(backend, "a").head.state is ExecutionState.FAILED
+
+
 def test_what_is_finished_moves_away(path: Path) -> None:
     """I16: live/ holds what lives. A finished one is found, loaded, sent to, retried and deleted as before."""
     with opened(FileBackend(path)) as backend:
@@ -393,7 +515,7 @@ def test_a_deletion_that_a_crash_cut_short_can_be_finished(path: Path) -> None:
         assert loaded(backend, "a").boundary.data == b"anew"
 
 
-def test_numbers_that_json_does_not_know_are_kept(backend: StoreBackend) -> None:
+def test_numbers_that_json_does_not_know_are_kept(path: Path, backend: StoreBackend) -> None:
     """A total of infinity is a user's right."""
     new = create("a", head_fields={"of": float("inf"), "due": float("inf"), "done": float("-inf")})
     created(backend, new)
@@ -401,6 +523,9 @@ def test_numbers_that_json_does_not_know_are_kept(backend: StoreBackend) -> None
     text = create("b", head_fields={"error": "\ud800", "note": "x"})
     created(backend, attrs.evolve(text, head=attrs.evolve(text.head, state=ExecutionState.WAITING)))
     assert loaded(backend, "b").head.error == "\ud800"
+    created(backend, create("c", metadata={"large": 2**70 + 1}))
+    with opened(FileBackend(path)) as other:
+        assert loaded(other, "c").definition.metadata == {"large": 2**70 + 1}
 
 
 def test_a_late_tidier_does_not_lead_back(path: Path, backend: StoreBackend) -> None:
@@ -415,6 +540,62 @@ def test_a_late_tidier_does_not_lead_back(path: Path, backend: StoreBackend) -> 
         backend.open()
     assert sorted(file.name for file in (path / "live").iterdir()) == ["a.0.jsonl", "a.2.jsonl"]
     assert loaded(backend, "a").head.owner == "o1"
+
+
+def test_what_was_tidied_and_has_ended_can_be_deleted_at_once(path: Path, backend: StoreBackend) -> None:
+    """Its signpost stands already."""
+    created(backend, create("a"))
+    (given,) = backend.claim(claim())
+    save = step("a", given.head)
+    done(backend, save, last := step("a", save.head))
+    backend.close()
+    backend.open()
+    done(backend, change("a", last.head, head_fields={"state": ExecutionState.COMPLETED, "owner": None}))
+    assert backend.delete(["a"]) == [True]
+    assert list((path / "live").iterdir()) == []
+
+
+def test_what_another_process_holds_just_now_is_not_deleted(
+    path: Path, backend: StoreBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "TRIES", 2)
+    created(backend, create("a", ExecutionState.COMPLETED))
+    with (path / "live" / "a.0.jsonl").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(StoreUnavailableError, match="in use by another process"):
+            backend.delete(["a"])
+    assert backend.delete(["a"]) == [True]
+
+
+class Replacing(Disk):
+    """Somebody replaces a journal in the moment before it is locked."""
+
+    def __init__(self, journal: Path) -> None:
+        self.journal = journal
+
+    def lock(self, fd: int, *, wait: bool, shared: bool = False) -> bool:
+        if os.path.samestat(os.fstat(fd), self.journal.stat()):
+            new = self.journal.with_suffix(".new")
+            new.write_bytes(self.journal.read_bytes())
+            new.rename(self.journal)
+        return super().lock(fd, wait=wait, shared=shared)
+
+
+def test_only_the_very_file_that_was_meant_is_removed(path: Path) -> None:
+    """I1: one that took its name meanwhile may hold an acknowledged write."""
+    with opened(FileBackend(path)) as backend:
+        created(backend, create("a"))
+    journal = path / "live" / "a.0.jsonl"
+    here = Place(str(path), Replacing(journal))
+    try:
+        assert not remove_locked(here, "a", 0)
+        here.disk = here.live.disk = Disk()
+        assert not remove_locked(here, "a", 0, ino=journal.stat().st_ino + 1)
+        assert journal.exists()
+        assert remove_locked(here, "a", 0, ino=journal.stat().st_ino)
+        assert not journal.exists()
+    finally:
+        here.close()
 
 
 def test_what_was_deleted_and_started_anew_stays_where_it_is(path: Path, backend: StoreBackend) -> None:
