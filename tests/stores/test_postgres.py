@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import attrs
 import psycopg
 import psycopg_pool
 import pytest
+from psycopg import errors
 from psycopg.rows import dict_row, namedtuple_row, tuple_row
 
 from longrun.errors import (
@@ -24,12 +26,16 @@ from longrun.errors import (
     NotStorableError,
     StoreSettingsError,
     StoreUnavailableError,
+    WriteOrderError,
 )
 from longrun.records import ExecutionState
 from longrun.stored import Create, Owner, Query, Save
 from longrun.stores import open_store
-from longrun.stores._postgres import migrations, writing
+from longrun.stores._postgres import batch, links, migrations, sending, writing
+from longrun.stores._postgres.batch import Batch
 from longrun.stores._postgres.links import OwnConnection
+from longrun.stores._postgres.parts import Parts
+from longrun.stores._postgres.queries import Queries
 from longrun.stores.postgres import PostgresBackend, PostgresCheckpointStore
 from longrun.stores.store import CheckpointStore
 from longrun.testing import StoreConformance
@@ -119,6 +125,18 @@ class TestPostgresStoreOnAPool(SaveContract, MessageContract):
                     habits.get("row_factory", tuple_row),
                     habits.get("cursor_factory", psycopg.Cursor),
                 )
+
+    def test_its_own_writes_do_not_wake_it(self) -> None:
+        """They come back over the same channel as those of others."""
+        with (
+            opened(PostgresBackend(self.pool, schema=self.schema)) as backend,
+            opened(PostgresBackend(str(self.pool.conninfo), schema=self.schema)) as other,
+        ):
+            backend.wait(0.0)
+            created(backend, create("a"))
+            assert backend.wait(0.3) is False
+            created(other, create("b"))
+            assert backend.wait(10.0) is True
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -300,6 +318,204 @@ def test_several_processes_migrate_at_once(server_url: str, postgres_schema: str
     with psycopg.connect(server_url) as connection:
         versions = connection.execute(f"SELECT version FROM {postgres_schema}.longrun_version".encode()).fetchall()
     assert versions == [(1,)]
+
+
+# --- connections ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql://me@host:1234/db", "me@host:1234/db"),
+        ("postgresql://me@host/db?hostaddr=10.0.0.1", "me@host:5432/db"),
+        ("postgresql://me@/db?hostaddr=10.0.0.1", "me@10.0.0.1:5432/db"),
+        ("postgresql://me@/db", "me@local:5432/db"),
+        ("postgresql:///", "@local:5432/"),
+    ],
+)
+def test_where_the_server_is(url: str, place: str) -> None:
+    assert links.Links(url).place == place
+
+
+def test_what_may_pass_is_tried_again() -> None:
+    """The server ended the connection, or was busy with itself; not what it will always refuse."""
+    for kind in (errors.AdminShutdown, errors.SerializationFailure, errors.DeadlockDetected, errors.TooManyConnections):
+        assert links.may_pass(kind("it passes")) is True
+    assert links.may_pass(psycopg.OperationalError("the connection is lost")) is True
+    assert links.may_pass(errors.UndefinedTable("it stays")) is False
+    assert links.may_pass(psycopg_pool.PoolTimeout("it had its own patience")) is False
+
+
+def test_no_answer_at_all_is_a_lost_connection() -> None:
+    def nothing() -> None:
+        raise MemoryError
+
+    with pytest.raises(psycopg.OperationalError, match="lost"):
+        writing._answer(nothing)
+
+
+def borrowed(backend: PostgresBackend, number: int) -> list[int]:
+    """Have this many readers at once, and give them all back; their processes at the server."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(backend._links._reading()) for _ in range(number)]
+        return [connection.info.backend_pid for connection in found]
+
+
+def test_idle_readers_are_bounded_and_none_outlives_the_store(server_url: str, postgres_schema: str) -> None:
+    backend = PostgresBackend(server_url, schema=postgres_schema)
+    with opened(backend):
+        pids = borrowed(backend, links.IDLE_READERS + 2)
+        assert len(backend._links._idle) == links.IDLE_READERS
+        with backend._links._reading() as last:
+            backend._links.close()
+        assert last.closed
+        assert backend._links._idle == []
+    with psycopg.connect(server_url) as connection:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s) AND state IS DISTINCT FROM 'idle'"
+        assert connection.execute(query, (pids,)).fetchone() == (0,)
+
+
+def test_when_one_connection_is_lost_the_others_are_not_trusted(server_url: str, postgres_schema: str) -> None:
+    """I9: a read has patience for a lost connection, and not for one after the other. Also when it was opened anew."""
+    backend = PostgresBackend(server_url, schema=postgres_schema)
+    for _ in range(2):
+        with opened(backend):
+            done(backend, create("a"))
+            pids = borrowed(backend, links.IDLE_READERS)
+            assert len(backend._links._idle) == links.IDLE_READERS
+            with psycopg.connect(server_url, autocommit=True) as connection:
+                connection.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s) AS p (pid)", (pids,))
+            assert [one.definition.id for one in backend.find(Query())] == ["a"]
+
+
+def test_a_connection_that_cannot_be_set_up_is_closed(
+    server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[psycopg.Connection[Any]] = []
+
+    def broken(connection: psycopg.Connection[Any]) -> None:
+        made.append(connection)
+        raise psycopg.DataError("no")
+
+    monkeypatch.setattr(links, "teach", broken)
+    with pytest.raises(StoreUnavailableError):
+        PostgresBackend(server_url, schema=postgres_schema).open()
+    assert made
+    assert all(connection.closed for connection in made)
+
+
+# --- a save and what follows it -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "steps"),
+    [
+        ("sweep_ended", {"state": ExecutionState.COMPLETED, "owner": None}, None),
+        ("wake_released", {"state": ExecutionState.WAITING, "owner": None}, None),
+        ("set_steps", {}, ("one", "two")),
+    ],
+)
+def test_a_save_and_what_follows_from_it_are_one(
+    server_url: str,
+    postgres_schema: str,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    fields: dict[str, Any],
+    steps: tuple[str, ...] | None,
+) -> None:
+    """I1: if the second statement fails, the first was not made."""
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        new = owned("a")
+        created(backend, new)
+        save = change("a", new.head, head_fields=fields, steps=steps)
+        usual = Queries.run
+
+        def failing(self: Queries, connection: Any, statement: str, **parameters: Any) -> Any:
+            if statement == name:
+                raise errors.DiskFull("no")
+            return usual(self, connection, statement, **parameters)
+
+        monkeypatch.setattr(Queries, "run", failing)
+        with pytest.raises(StoreUnavailableError):
+            backend.commit([save])
+        assert loaded(backend, "a").head == new.head
+        monkeypatch.setattr(Queries, "run", usual)
+        done(backend, save)
+        assert loaded(backend, "a").head == save.head
+
+
+def test_a_save_that_fits_by_now_is_tried_again(
+    server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write before it was made by another connection, between the statement and the look at what is stored."""
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        new = owned("a")
+        created(backend, new)
+        usual, turns = Batch._run_saves, [0]
+
+        def late(self: Batch, connection: Any, saves: list[Save]) -> list[str]:
+            turns[0] += 1
+            return usual(self, connection, saves) if turns[0] > 1 else []
+
+        monkeypatch.setattr(Batch, "_run_saves", late)
+        done(backend, step("a", new.head))
+        assert turns == [2]
+        monkeypatch.setattr(Batch, "_run_saves", lambda self, connection, saves: [])
+        (answer,) = backend.commit([step("a", step("a", new.head).head)])
+        assert isinstance(answer, WriteOrderError)
+
+
+def test_old_keys_are_forgotten(server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I16: of the messages that were taken only the newest are remembered; of those that wait, all."""
+    monkeypatch.setattr(sending, "KEYS_REMEMBERED", 3)
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        new = owned("a")
+        created(backend, new)
+        assert done(backend, send("a", key="k0"), send("a", key="k0"), send("a", key="k1")) == [1, 1, 2]
+        done(backend, change("a", new.head, take=(1, 2)))
+        assert done(backend, *[send("a", key=f"k{n}") for n in range(2, 6)]) == [3, 4, 5, 6]
+        with psycopg.connect(server_url) as connection:
+            rows = connection.execute(f"SELECT key FROM {postgres_schema}.receipts ORDER BY id".encode()).fetchall()
+        assert [key for (key,) in rows] == ["k0", "k1", "k2", "k3", "k4", "k5"]
+        taken = change("a", change("a", new.head).head, take=(3, 4, 5, 6))
+        done(backend, taken)
+        assert done(backend, send("a", key="k6"), send("a", key="k5")) == [7, 6]
+        assert done(backend, send("a", key="k0")) == [8]
+
+
+def test_a_batch_that_is_too_large_for_a_statement_is_several(
+    server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one transaction: all of it or nothing."""
+    monkeypatch.setattr(batch, "STATEMENT_BYTES", 1000)
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        news = [owned(f"x{n}", data=b"x" * 400) for n in range(5)]
+        statements: list[int] = []
+        usual = Parts.apply
+
+        def counted(self: Parts, *args: Any, **more: Any) -> list[str]:
+            statements.append(len(self._rows["create"]))
+            return usual(self, *args, **more)
+
+        monkeypatch.setattr(Parts, "apply", counted)
+        created(backend, *news)
+        assert statements == [2, 2, 1]
+        assert [loaded(backend, new.id).boundary.data for new in news] == [b"x" * 400] * 5
+
+
+def test_a_store_that_is_not_open_can_be_woken_and_not_waited_for(server_url: str) -> None:
+    backend = PostgresBackend(server_url)
+    backend.wake()
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        backend.wait(0.0)
+
+
+def test_metadata_is_equal_and_not_only_contained(server_url: str, postgres_schema: str) -> None:
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        created(backend, create("a", metadata={"k": [1, 2]}), create("b", metadata={"k": {"x": 1, "y": 2}}))
+        for value in ([1], {"x": 1}, [2, 1], []):
+            assert backend.find(Query(metadata={"k": value})) == []
+        assert [one.definition.id for one in backend.find(Query(metadata={"k": [1, 2]}))] == ["a"]
 
 
 # --- values and servers ---------------------------------------------------------------------------------------------

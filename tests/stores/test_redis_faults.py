@@ -7,15 +7,16 @@ import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 import redis
 
-from longrun.errors import LongrunError, StoreSettingsError, StoreUnavailableError
+from longrun.errors import ConfigError, LongrunError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import Head, Query, Save
-from longrun.stores._redis.link import KEPT
+from longrun.stores._redis.link import KEPT, Link, Options, Server
 from longrun.stores.redis import RedisBackend, RedisCheckpointStore
 from longrun.testing.samples import change, claim, create, owned, send, step
 from tests.servers import RedisServer
@@ -395,6 +396,112 @@ def test_who_may_not_is_told_so(backend: RedisBackend, admin: redis.Redis, dispo
     admin.hset("{other}:format", "a", "b")
     with pytest.raises(StoreSettingsError, match="not longrun's; give another prefix="):
         RedisBackend(disposable_redis.url, prefix="other").open()
+
+
+class TestLink:
+    """The connection itself."""
+
+    @pytest.fixture
+    def link(self, disposable_redis: RedisServer) -> Iterator[Link]:
+        link = Link(disposable_redis.url, "test", Options(max_connections=2, timeout=1.0))
+        yield link
+        link.close()
+
+    def test_a_pool_of_two_is_not_used_up(self, link: Link, admin: redis.Redis) -> None:
+        """While somebody listens on one: neither by what is kept for the next call nor by what the server refuses."""
+        pool = link.client.connection_pool
+        listening = pool.get_connection()
+        try:
+            for _ in range(3):
+                with pytest.raises(StoreUnavailableError, match="answers with an error"):
+                    link.once(lambda: link._ask("EVAL", "return redis.error_reply('ODD')", 0))
+            assert link._ask("EVAL", "return 7", 0) == 7
+            assert link.read("PING")
+            assert {one["name"] for one in admin.client_list() if one["name"]} == {"longrun"}
+        finally:
+            pool.release(listening)
+
+    def test_who_is_refused_does_not_ask_again(self, link: Link) -> None:
+        asked: list[None] = []
+
+        def refused() -> None:
+            asked.append(None)
+            raise redis.AuthenticationError("no")
+
+        with pytest.raises(StoreSettingsError, match="refuses this user name and password"):
+            link._repeat(refused)
+        assert len(asked) == 1
+
+    def test_a_driver_that_asks_what_a_connection_is_for(self, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Before redis-py 5.3."""
+        pool = link.client.connection_pool
+        usual = pool.get_connection
+
+        def older(command_name: str) -> Any:
+            assert command_name
+            return usual()
+
+        monkeypatch.setattr(pool, "get_connection", older)
+        assert link._ask("EVAL", "return 7", 0) == 7
+
+    @pytest.mark.parametrize(
+        ("info", "name"), [({"valkey_version": "7.2.4"}, "Valkey 7.2.4"), ({"redis_version": "6.2.0"}, "Redis 6.2.0")]
+    )
+    def test_what_a_server_says_of_itself(
+        self, link: Link, monkeypatch: pytest.MonkeyPatch, info: dict[str, str], name: str
+    ) -> None:
+        monkeypatch.setattr(link.client, "info", lambda _: info)
+        server = link.inspect()
+        assert f"{server.name} {server.version}" == name
+
+    def test_a_server_that_is_too_old_is_refused(self, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(link.client, "info", lambda _: {"redis_version": "6.0.16"})
+        with pytest.raises(StoreSettingsError, match=r"6\.0\.16 is too old"):
+            link.inspect()
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [("redis://me:pw@host:1/2", "host:1 db 2"), ("redis://", "localhost:6379 db 0"), ("unix:///s", "unix:/s db 0")],
+)
+def test_where_the_server_is(url: str, place: str) -> None:
+    assert Link(url, "test", Options()).place() == place
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (redis.ResponseError("NOAUTH Authentication required."), StoreSettingsError, "wants a password"),
+        (redis.ResponseError("WRONGPASS invalid username-password pair"), StoreSettingsError, "refuses this user name"),
+        (redis.AuthenticationError("no"), StoreSettingsError, "or wants one"),
+        (redis.exceptions.ReadOnlyError("x"), StoreUnavailableError, "read-only replica"),
+        (redis.ResponseError("MISCONF Redis is configured to save"), StoreUnavailableError, "cannot write to its disk"),
+        (redis.TimeoutError("x"), StoreUnavailableError, "no answer from host:1 db 0 in time"),
+        (redis.ConnectionError("x"), StoreUnavailableError, "no connection to host:1 db 0"),
+        (ConnectionResetError(), StoreUnavailableError, "no connection to host:1 db 0"),
+        (redis.ResponseError("ERR odd"), StoreUnavailableError, r"answers with an error \(ResponseError\)"),
+    ],
+)
+def test_what_an_error_of_the_server_means(error: Exception, kind: type[Exception], words: str) -> None:
+    def failing() -> None:
+        raise error
+
+    with pytest.raises(kind, match=words) as caught:
+        Link("redis://host:1", "test", Options()).once(failing)
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_finished_executions_are_kept_for_a_time_or_for_ever(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="finished_ttl"):
+        RedisBackend("redis://host:1", finished_ttl=seconds)
+
+
+@pytest.mark.parametrize("maxmemory", ["0", None])
+def test_a_server_without_a_limit_deletes_nothing(maxmemory: str | None) -> None:
+    settings = {"appendonly": "yes", "appendfsync": "always", "maxmemory_policy": "allkeys-lru"}
+    assert Server(name="Redis", version="7", maxmemory=maxmemory, **settings).losses == ()
+    assert Server(name="Redis", version="7", maxmemory="1", **settings).losses != ()
 
 
 def test_a_reader_sees_what_was_released_while_the_writer_is_refused(backend: RedisBackend, admin: redis.Redis) -> None:

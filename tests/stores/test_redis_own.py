@@ -24,6 +24,7 @@ from longrun.stored import Create, Head, Loaded, Query, Write
 from longrun.stores import open_store
 from longrun.stores._redis import wire
 from longrun.stores._redis.link import Options
+from longrun.stores._redis.wire import rank
 from longrun.stores.redis import RedisBackend
 from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
 from tests.servers import RedisServer, Source
@@ -110,6 +111,41 @@ def load(backend: RedisBackend, id: str = "a") -> Loaded:
     return found
 
 
+def test_texts_that_are_no_unicode(backend: RedisBackend) -> None:
+    """They are Python's strings all the same, and come back as they were."""
+    half = "\ud800"
+    new = owned("a")
+    save = change("a", new.head, put={half: b"2"}, head_fields={"note": half})
+    done(backend, new, send("a", key=half), save)
+    found = load(backend)
+    assert (found.head, found.entries) == (save.head, {half: b"2"})
+    assert [message.key for message in found.messages] == [half]
+
+
+def test_ranks_sort_by_priority_and_age_however_far_they_are() -> None:
+    times = [-1e300, -1.0, -0.0, 1e-300, NOW, 1e300]
+    priorities = [2**70, 2**63, 2**63 - 1, 1, 0, -1, -(2**63), -(2**70)]
+    ranks = [[rank(create("a", priority=p, created=t).definition) for t in times] for p in priorities]
+    for one in ranks:
+        assert one == sorted(set(one))
+    assert ranks[0] == ranks[1] == ranks[2]
+    assert ranks[-1] == ranks[-2]
+    assert [one[0] for one in ranks[2:-1]] == sorted({one[0] for one in ranks[2:-1]})
+
+
+def test_pages_by_owner_and_by_end(backend: RedisBackend) -> None:
+    """Each row is on one page, the newest first."""
+    created(backend, *[owned(f"o{n}", created=NOW + n) for n in range(4)])
+    ended = {"owner": None, "ended": NOW}
+    created(backend, *[create(f"e{n}", S.COMPLETED, head_fields=ended, created=NOW + n) for n in range(4)])
+    for query, letter in ((Query(owner="me", limit=2), "o"), (Query(ended_before=NOW + 1, limit=2), "e")):
+        pages: list[list[str]] = []
+        while page := backend.find(query):
+            pages.append([one.definition.id for one in page])
+            query = attrs.evolve(query, after=(page[-1].definition.created, page[-1].definition.id))
+        assert pages == [[f"{letter}3", f"{letter}2"], [f"{letter}1", f"{letter}0"]]
+
+
 class TestDamage:
     """I5: found by its checksum, kept in quarantine, and the newest readable checkpoint is used."""
 
@@ -163,6 +199,19 @@ class TestDamage:
         assert isinstance(answer, LeaseLostError)
         assert done(backend, step("a", given.head)) == [None]
         assert backend.count(Query()) == {S.RUNNING: 1}
+
+    def test_a_damaged_control_record_in_a_listing(self, backend: RedisBackend, keys: Keys) -> None:
+        """What the rest of the head tells: whose it is and with which fence cannot be believed."""
+        head = self.three(backend)
+        keys.damage("x:a", "c")
+        (found,) = backend.find(Query())
+        assert found.head == attrs.evolve(head, fence=0, owner=None)
+
+    def test_rows_that_are_gone(self, backend: RedisBackend, keys: Keys) -> None:
+        self.three(backend)
+        keys.client.delete(keys.name("b:a"))
+        with pytest.raises(CorruptDataError):
+            backend.load("a")
 
     def test_head_and_control_record_both_damaged(self, backend: RedisBackend, keys: Keys) -> None:
         """The listing still knows the state."""
