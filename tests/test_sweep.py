@@ -1,0 +1,209 @@
+"""Sweeps: what is left to others, when the next look is due, and that one in trouble costs the others nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+from longrun import (
+    CorruptDataError,
+    Executor,
+    ExecutorConfig,
+    MemoryCheckpointStore,
+    StepRegistry,
+    StoreUnavailableError,
+)
+from longrun.records import ExecutionState
+from longrun.registry import AD_HOC
+from longrun.stored import Claim, Loaded, Query
+from longrun.sweep import HIDDEN, SHORTEST
+from longrun.testing.samples import create, head, owned
+from tests.crashing import PATIENCE, registry_of
+
+NOW = 100.0
+HEARTBEAT = 5.0
+QUIET = ExecutorConfig(auto_resume=False)
+
+
+@pytest.fixture
+def store() -> MemoryCheckpointStore:
+    return MemoryCheckpointStore()
+
+
+class Program:
+    """One step, which waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = anyio.Event(), anyio.Event()
+        self.registry = registry_of(self.wait)
+
+    async def wait(self, state: int) -> int:
+        self.begun.set()
+        await self.go.wait()
+        return state + 1
+
+
+@pytest.fixture
+async def executor(store: MemoryCheckpointStore) -> AsyncIterator[Executor]:
+    async with Executor(Program().registry, store=store, config=QUIET) as executor:
+        yield executor
+
+
+async def test_what_a_living_executor_runs_is_left_to_it(store: MemoryCheckpointStore, executor: Executor) -> None:
+    """I3: whoever wants to take it over is told so."""
+    program = Program()
+    async with Executor(program.registry, store=store, config=QUIET) as owner:
+        handle = await owner.start("work", 1, id="a")
+        await program.begun.wait()
+        assert await executor.sweeper.take_over(await store.load("a")) is False
+        assert executor.runners == {}
+        program.go.set()
+        assert await handle.result() == 2
+
+
+@pytest.mark.parametrize(
+    ("due", "taken", "seconds"),
+    [
+        (None, 0, HEARTBEAT),
+        (NOW + 3, 0, 3.0),
+        (NOW + 30, 0, HEARTBEAT),
+        (NOW - 9, 1, SHORTEST),
+        (NOW - 9, 0, HIDDEN),
+        (NOW, 0, HIDDEN),
+    ],
+)
+async def test_when_the_next_sweep_is_due(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch, due: float | None, taken: int, seconds: float
+) -> None:
+    """At the next moment; what is due and for others to take makes nobody look without end."""
+
+    async def next_due() -> float | None:
+        return due
+
+    monkeypatch.setattr(executor.store, "next_due", next_due)
+    assert await executor.sweeper._until_due(HEARTBEAT, NOW, taken) == seconds
+    executor.sweeper.gates.moment = NOW + 0.75
+    assert await executor.sweeper._until_due(HEARTBEAT, NOW, taken) == min(seconds, 0.75)
+    executor.sweeper._timers.append((NOW + 0.5, "a"))
+    assert await executor.sweeper._until_due(HEARTBEAT, NOW, taken) == min(seconds, 0.5)
+    executor.sweeper._timers.clear()
+
+
+async def test_who_knows_no_workflow_looks_at_the_heartbeat_alone(store: MemoryCheckpointStore) -> None:
+    async with Executor(StepRegistry(), store=store, config=QUIET) as idle:
+        await store.create(create("a"))
+        assert await store.next_due() == 0.0
+        assert await idle.sweeper._until_due(HEARTBEAT, NOW, 0) == HEARTBEAT
+
+
+async def test_a_timer_of_what_no_longer_rests_here_goes(executor: Executor) -> None:
+    executor.sweeper.set_timer(head(ExecutionState.WAITING, due=0.0), "gone")
+    await executor.sweeper._ring()
+    assert executor.sweeper._timers == []
+
+
+async def test_what_cannot_be_given_back_is_said(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(save: object) -> None:
+        raise StoreUnavailableError("memory", "it is away")
+
+    monkeypatch.setattr(executor.store, "save", away)
+    assert await executor.sweeper.release("a", head(owner=executor.owner)) is False
+
+
+async def test_steps_that_cannot_be_read_are_not_known(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I5: a pass at start goes on to the next."""
+    await executor.store.create(create("a", workflow=AD_HOC + "x"))
+    (stored,) = await executor.store.find(Query())
+
+    async def damaged(id: str) -> Loaded:
+        raise CorruptDataError("execution 'a'", "its list of steps cannot be read")
+
+    monkeypatch.setattr(executor.store, "load", damaged)
+    assert await executor.sweeper._knows(stored) is False
+
+
+async def test_what_was_given_unheard_and_cannot_be_read_is_blocked(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I5: the answer of a claim was lost; what it had given is looked for, and nobody waits for it."""
+    await executor.store.create(owned("a", executor.owner, workflow="work"))
+
+    async def damaged(*asked: object) -> list[Loaded]:
+        raise CorruptDataError("execution 'a'", "no state of it is readable")
+
+    monkeypatch.setattr(executor.sweeper, "_claim", damaged)
+    with anyio.fail_after(PATIENCE):
+        await executor.sweeper._find_lost()
+    (stored,) = await executor.store.find(Query())
+    assert (stored.head.state, stored.head.owner) == (ExecutionState.BLOCKED, None)
+    assert "no state" in str(stored.head.reason)
+    assert executor.sweeper.unsure is False
+
+
+async def test_who_comes_while_a_start_looks_around_is_not_robbed(
+    store: MemoryCheckpointStore, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3: what is parked under an owner that was not there a moment ago is not what a dead one left."""
+    usual: Any = executor.sweeper._holders
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def holders() -> frozenset[str]:
+            found: frozenset[str] = await usual()
+            late = await stack.enter_async_context(Executor(Program().registry, store=store, config=QUIET))
+            fields = {"owner": late.owner, "fence": 1, "due": 1e12}
+            await store.create(create("a", ExecutionState.WAITING, head_fields=fields, workflow="work"))
+            return found | {late.owner}
+
+        monkeypatch.setattr(executor.sweeper, "_holders", holders)
+        await executor.auto_resume_all()
+        assert (await store.load("a")).head.fence == 1
+
+
+async def test_what_is_behind_its_last_step_needs_no_state(executor: Executor) -> None:
+    """I2: only its end was not stored; a state that cannot be decoded any more does not matter."""
+    await executor.store.create(create("a", head_fields={"step": 3}, data=b"no JSON"))
+    assert executor.sweeper.unusable(await executor.store.load("a"))[0] is None
+
+
+async def test_no_more_is_taken_than_there_is_room_for(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many queues are asked one after the other."""
+    asked: list[int] = []
+
+    async def take(part: Claim) -> int:
+        asked.append(part.limit)
+        return 2
+
+    claim = Claim(owner=executor.owner, now=NOW, states=frozenset({ExecutionState.RUNNING}), limit=4)
+    monkeypatch.setattr(executor.sweeper.gates, "split", lambda claim: [(None, claim)] * 3)
+    monkeypatch.setattr(executor.sweeper, "_take_open", take)
+    assert await executor.sweeper._take_due(claim) == 4
+    assert asked == [4, 2]
+
+
+async def test_what_somebody_else_took_while_it_rested_here_is_let_go(executor: Executor) -> None:
+    """I3: its timer rings, and the store knows another owner."""
+    await executor.store.create(owned("a", "other", ExecutionState.WAITING, workflow="work"))
+    resting = executor.resting["a"] = (await executor.store.load("a")).head
+    assert resting.owner == "other"
+    assert await executor.sweeper._woken("a") is True
+    assert "a" not in executor.resting
+
+
+async def test_ctrl_c_hurries_a_drain_and_nothing_else(executor: Executor) -> None:
+    hurried = []
+    for executor.draining in (False, True):
+        executor._ctrl_c()
+        hurried.append(executor._hurried)
+    executor.draining = False
+    assert hurried == [False, True]
+
+
+async def test_a_queue_with_very_many_that_are_not_due_is_tried_now_and_then(executor: Executor) -> None:
+    gates = executor.sweeper.gates
+    assert gates._may_try("q") is True
+    assert gates._may_try("q") is False
+    assert gates._may_try("other") is True
