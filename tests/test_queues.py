@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from longrun import (
     ExecutorConfig,
     InvalidIdError,
     MemoryCheckpointStore,
+    NewerFormatError,
     QueueLimit,
     RegistrationError,
     ReplicatedCheckpointStore,
@@ -575,3 +577,10 @@ async def test_bad_names_and_limits_are_refused() -> None:
         for name in ("", "a\nb", 5):
             with pytest.raises(ConfigError):
                 await client.limit_queue(name, concurrency=1)  # type: ignore[arg-type]
+
+
+def test_the_record_of_a_later_version_is_refused() -> None:
+    """I14: a limit that is not understood must not be taken for none."""
+    newer = json.loads(Gate.full(QueueLimit(rate=1), now=0.0).to_text()) | {"format": 99}
+    with pytest.raises(NewerFormatError, match="99"):
+        Gate.from_text(json.dumps(newer))

@@ -12,6 +12,7 @@ import anyio.to_thread
 import pytest
 
 from longrun import (
+    ConfigError,
     ContextClosedError,
     ExecutionFailedError,
     Executor,
@@ -539,3 +540,8 @@ async def test_the_last_capture_of_a_thread_survives_a_time_out(store):
             go_on.set()
             await handle.result()
     assert seen == [{}, {"n": 1}]
+
+
+def test_a_pool_of_no_threads_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        StepThreads(0)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
+from longrun.cli._options import Duration, Moment, Pair
 from longrun.cli._settings import DEFAULT_STORE, Settings
+from longrun.cli.queues import Rate
 from tests.cli.conftest import call, finished, prepare, read
 
 
@@ -82,3 +86,11 @@ def test_a_store_can_be_an_object_of_the_application(file_url: str, tmp_path: Pa
     assert read("show", "a", "--store", "places:make")["execution"]["state"] == "completed"
     assert "no CheckpointStore" in call("list", "--store", "places:wrong", code=2).stderr
     assert "cannot import" in call("list", "--store", "nowhere_at_all:make", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(Moment(), datetime.now(UTC)), (Duration(), 2.5), (Pair(), ("key", 1)), (Rate(), (1.0, 60.0))]
+)
+def test_a_default_that_is_no_text_is_taken_as_it_is(kind: click.ParamType[Any], value: object) -> None:
+    """click converts what a program passes to a command, too."""
+    assert kind.convert(value, None, None) == value

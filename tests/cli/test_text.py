@@ -125,3 +125,7 @@ def test_columns_line_up_whatever_their_colours() -> None:
     rows = [(text.state_text("failed"), "1"), ("x", "200")]
     lines = [click.unstyle(line) for line in text.table(("state", "n"), rows, right=(1,))]
     assert lines == ["STATE       N", "✗ failed    1", "x         200"]
+
+
+def test_a_moment_that_never_came_has_no_age() -> None:
+    assert text.age(None) == text.moment(None) == "–"

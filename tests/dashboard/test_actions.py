@@ -7,8 +7,9 @@ from typing import Any
 import anyio
 import pytest
 
-from longrun import ExecutionState, Executor, ExecutorConfig, StepContext, StepRegistry, WaitFor
+from longrun import ConfigError, ExecutionState, Executor, ExecutorConfig, StepContext, StepRegistry, WaitFor
 from longrun.dashboard import DashboardApp
+from longrun.dashboard.actions import body_of
 from longrun.stores.store import CheckpointStore
 from tests.dashboard.asgi import Browser
 from tests.dashboard.samples import created, many
@@ -176,3 +177,11 @@ async def test_looking_makes_no_owner(app: DashboardApp, browser: Browser, store
     for path in ("/api/executions", "/api/executions/one", "/api/workers", "/api/charts"):
         assert (await browser.get(path)).status == 200
     assert await store.owners() == []
+
+
+def test_a_request_carries_an_object_or_nothing() -> None:
+    assert body_of(b"") == {}
+    assert body_of(b'{"hold": true}') == {"hold": True}
+    for data in (b"[1]", b"{", b"[" * 100_000):
+        with pytest.raises(ConfigError, match="JSON object"):
+            body_of(data)

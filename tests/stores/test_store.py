@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from queue import SimpleQueue
+from types import MappingProxyType
 
 import anyio
+import pytest
 
 from longrun import CorruptDataError, MemoryCheckpointStore, StoreUnavailableError
 from longrun.seal import Seal
+from longrun.stores import memory, rows
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore, samples
@@ -97,3 +100,39 @@ async def test_one_that_cannot_be_unsealed_does_not_keep_the_others_of_a_claim()
     assert claimed["readable"].damage == ()
     assert claimed["readable"].boundary.data == b"state 1"
     assert len(claimed["sealed"].damage) == 1
+
+
+async def test_a_boundary_without_a_state_needs_no_seal():
+    """Of boundaries that were gathered only some have one."""
+    backend = MemoryBackend()
+    new = samples.owned("a")
+    rows = (samples.boundary(2, data=None), samples.boundary(3))
+    key = os.urandom(32)
+    async with CheckpointStore(backend, seal=Seal(key=lambda _: ("one", key))) as store:
+        await store.create(new)
+        await store.save(samples.step("a", new.head, boundaries=rows))
+        found = await store.load("a")
+        assert (found.boundary.seq, found.boundary.data) == (3, b"state 3")
+        assert [row.data for row in await store.boundaries("a")] == [None] * 3
+    stored = backend.load("a")
+    assert stored is not None
+    assert stored.boundary.data != b"state 3"
+
+
+async def test_the_keys_of_messages_taken_long_ago_are_forgotten(monkeypatch):
+    """I16: all of those that wait are known, and the newest of the others."""
+    monkeypatch.setattr(memory, "KEYS_REMEMBERED", 2)
+    async with MemoryCheckpointStore() as store:
+        new = samples.owned("a")
+        await store.create(new)
+        assert [await store.send("a", samples.signal(key=f"k{n}")) for n in range(4)] == [1, 2, 3, 4]
+        await store.save(samples.change("a", new.head, take=(1, 2, 3, 4)))
+        assert await store.send("a", samples.signal(key="k4")) == 5
+        assert [await store.send("a", samples.signal(key=f"k{n}")) for n in (3, 4, 0)] == [4, 5, 6]
+
+
+def test_json_columns_take_any_mapping_and_give_objects_alone():
+    assert rows.json_text(MappingProxyType({"a": 1})) == '{"a":1}'
+    assert rows.json_mapping('{"a":1}') == {"a": 1}
+    with pytest.raises(CorruptDataError, match="holds no object"):
+        rows.json_mapping("[1]")
