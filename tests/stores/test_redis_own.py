@@ -20,7 +20,7 @@ from longrun.errors import (
     WriteOrderError,
 )
 from longrun.records import ExecutionState
-from longrun.stored import Create, Head, Loaded, Query, Write
+from longrun.stored import Create, Head, Loaded, Owner, Query, Write
 from longrun.stores import open_store
 from longrun.stores._redis import wire
 from longrun.stores._redis.link import Options
@@ -133,6 +133,73 @@ def test_ranks_sort_by_priority_and_age_however_far_they_are() -> None:
     assert [one[0] for one in ranks[2:-1]] == sorted({one[0] for one in ranks[2:-1]})
 
 
+def test_indexes_hold_nothing_of_what_was_taken(backend: RedisBackend, keys: Keys) -> None:
+    """I16: neither an entry nor the name of a group that is empty."""
+    created(backend, create("a"), create("b", queue="other"))
+    assert len(keys.client.smembers(keys.name("i:groups"))) == 2
+    assert ids_of(backend.claim(claim())) == ["a", "b"]
+    assert keys.client.smembers(keys.name("i:groups")) == set()
+    assert not [key for key in keys.all() if ":i:ready:" in key or key.endswith((":i:due", ":i:timed"))]
+
+
+def test_plain_steps_let_old_states_go(backend: RedisBackend) -> None:
+    """The short way of a save is for those that keep everything."""
+    new = owned("a")
+    second = step("a", new.head)
+    third = step("a", second.head, keep_from=2)
+    for write in (new, second, third):
+        done(backend, write)
+    assert load(backend).kept == ((2, ()), (3, ()))
+    assert backend.checkpoint("a", 1) is None
+
+
+def test_a_checkpoint_with_very_many_blobs(backend: RedisBackend) -> None:
+    blobs = {f"b{n}": b"%d" % n for n in range(2500)}
+    created(backend, owned("a", blobs=blobs))
+    found = load(backend)
+    assert (found.blobs, found.damage) == (blobs, ())
+
+
+def test_very_many_rows_come_in_order(backend: RedisBackend) -> None:
+    new = owned("a")
+    rows = tuple([boundary(seq, data=None) for seq in range(2, 1200)] + [boundary(1200)])
+    done(backend, new, change("a", new.head, head_fields={"seq": 1200}, boundaries=rows))
+    assert [row.seq for row in backend.boundaries("a", limit=10_000)] == list(range(1, 1201))
+    assert [row.seq for row in backend.boundaries("a", after=700, limit=3)] == [701, 702, 703]
+
+
+def test_a_row_takes_room_too(backend: RedisBackend) -> None:
+    new = owned("a")
+    created(backend, new)
+    before = backend.size("a")
+    done(backend, step("a", new.head, boundaries=(boundary(2, data=None),)))
+    assert backend.size("a") > before
+
+
+def test_the_messages_of_what_was_deleted_wait_for_nobody(backend: RedisBackend) -> None:
+    """It had been claimed for a retry."""
+    created(backend, create("a", S.FAILED))
+    assert ids_of(backend.claim(claim("me", ids=("a",), states=frozenset({S.FAILED})))) == ["a"]
+    done(backend, send("a"))
+    assert backend.pending("me") == ["a"]
+    assert backend.delete(["a"]) == [True]
+    assert backend.pending("me") == []
+
+
+def test_leases_go_by_the_clock_of_the_server(backend: RedisBackend, keys: Keys) -> None:
+    """To the fraction of a second."""
+
+    def now() -> float:
+        seconds, micros = keys.client.time()
+        return float(seconds) + float(micros) / 1e6
+
+    before = now()
+    backend.register(Owner(id="me", life={}, remaining=50.0), 50.0)
+    after = now()
+    ((_, until),) = keys.client.zrange(keys.name("leases"), 0, -1, withscores=True)
+    assert before - 1e-5 <= until - 50.0 <= after + 1e-5
+
+
 def test_pages_by_owner_and_by_end(backend: RedisBackend) -> None:
     """Each row is on one page, the newest first."""
     created(backend, *[owned(f"o{n}", created=NOW + n) for n in range(4)])
@@ -215,13 +282,23 @@ class TestDamage:
 
     def test_head_and_control_record_both_damaged(self, backend: RedisBackend, keys: Keys) -> None:
         """The listing still knows the state."""
-        new = create("a", S.WAITING)
+        new = create("a", S.WAITING, head_fields={"due": NOW})
         created(backend, new)
         keys.damage("x:a", "c", 10)
         keys.damage("x:a", "h")
         (given,) = backend.claim(claim("new", ids=("a",)))
         assert (given.head.state, given.head.owner, given.boundary.data) == (S.WAITING, "new", b"state 1")
         assert given.damage
+        assert backend.next_due() is None
+
+    def test_a_damaged_control_record_of_what_was_woken(self, backend: RedisBackend, keys: Keys) -> None:
+        """Nothing in the indexes says that it is due once somebody has it."""
+        created(backend, create("a", S.WAITING, head_fields={"signal": "go"}))
+        done(backend, send("a"))
+        assert backend.next_due() == 0.0
+        keys.damage("x:a", "c", 0)
+        assert ids_of(backend.claim(claim("new", ids=("a",)))) == ["a"]
+        assert backend.next_due() is None
 
     def test_a_damaged_entry_discredits_all_of_them(self, backend: RedisBackend, keys: Keys) -> None:
         new = owned("a")
@@ -308,7 +385,7 @@ class TestExpiry:
         again = change("a", failed.head, head_fields={"state": S.RESUMING, "ended": None})
         done(backend, new, failed, again)
         assert {keys.client.pttl(keys.name(f"{kind}:a")) for kind in "xb"} == {-1}
-        assert keys.client.zcard(keys.name("i:gone")) == 0
+        assert keys.client.zcard(keys.name("i:gone")) == keys.client.hlen(keys.name("i:gone:facts")) == 0
 
     def test_what_expired_leaves_no_trace(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
         backend = opened(finished_ttl=0.02)
