@@ -114,6 +114,22 @@ async def test_what_cannot_be_given_back_is_said(executor: Executor, monkeypatch
     assert await executor.sweeper.release("a", head(owner=executor.owner)) is False
 
 
+async def test_what_is_left_at_a_gate_is_looked_at_again_at_once(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at the next heartbeat: there may be room already."""
+    fields = {"owner": executor.owner, "fence": 1, "due": 1e12}
+    new = create("a", ExecutionState.WAITING, head_fields=fields, workflow="work")
+    await executor.store.create(new)
+    executor.resting["a"] = new.head
+    stirred: list[None] = []
+    monkeypatch.setattr(executor, "stir", lambda: stirred.append(None))
+    assert await executor.sweeper._leave_at_gate("a") is True
+    assert (await executor.store.load("a")).head.owner is None
+    assert "a" not in executor.resting
+    assert stirred
+
+
 async def test_steps_that_cannot_be_read_are_not_known(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """I5: a pass at start goes on to the next."""
     await executor.store.create(create("a", workflow=AD_HOC + "x"))
