@@ -38,6 +38,7 @@ from longrun.errors import (
     InvalidIdError,
     LongrunError,
     StoreError,
+    StoreUnavailableError,
 )
 from longrun.eta import Forecaster
 from longrun.records import ExecutionState, check_id, to_time
@@ -75,7 +76,7 @@ class DashboardApp:
         self.token = new_token() if token is None else check_token(token)
         self.allow_control = allow_control
         self._clock = clock
-        self._opened = False
+        self._opened = self._left = False
         self._opening: anyio.Lock | None = None
         self._listing = Listing(self.store, Forecaster(self.store, clock), clock.now)
         self._details = Details(self.store, self._listing, clock.now)
@@ -94,12 +95,14 @@ class DashboardApp:
     # life
 
     async def __aenter__(self) -> Self:
+        self._left = False
         await self._open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._left = True  # a request that comes late must not open it again: nobody would close it
         if self._opened:
             self._opened = False
             await self.store.aclose()
@@ -113,6 +116,8 @@ class DashboardApp:
         if self._opening is None:
             self._opening = anyio.Lock()
         async with self._opening:
+            if self._left:
+                raise StoreUnavailableError(self.store.backend.kind, "the dashboard has been left")
             if not self._opened:
                 await self.store.open()
                 self._opened = True

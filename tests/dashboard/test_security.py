@@ -202,6 +202,16 @@ async def test_mounted_without_its_lifespan_it_opens_its_store_at_the_first_requ
     await dashboard.__aexit__(None, None, None)
 
 
+async def test_a_request_that_comes_late_does_not_open_the_store_again() -> None:
+    """Nobody would close it; entered once more, it answers."""
+    dashboard = create_app("memory:", token=TOKEN)
+    async with dashboard:
+        assert (await Browser(dashboard).get("/api/overview")).status == 200
+    assert (await Browser(dashboard).get("/api/overview")).status == 503
+    async with dashboard:
+        assert (await Browser(dashboard).get("/api/overview")).status == 200
+
+
 @pytest.mark.parametrize("token", ["short", "with space in the middle", "ümlaut-ümlaut-ümlaut", "x" * 201])
 def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused(token: str) -> None:
     with pytest.raises(ConfigError) as caught:
