@@ -117,9 +117,7 @@ class CrashFailure:
 
 
 @frozen
-class DoubledEffect:
-    """An outside effect that happened more often because of a crash at a point."""
-
+class _Counted:
     point: CrashPoint
     name: str
     times: int
@@ -130,16 +128,13 @@ class DoubledEffect:
 
 
 @frozen
-class LostEffect:
+class DoubledEffect(_Counted):
+    """An outside effect that happened more often because of a crash at a point."""
+
+
+@frozen
+class LostEffect(_Counted):
     """An outside effect that happened less often because of a crash at a point."""
-
-    point: CrashPoint
-    name: str
-    times: int
-    """How often in all."""
-
-    def __str__(self) -> str:
-        return f"{self.point}: {self.name!r} happened {self.times} times"
 
 
 @frozen(kw_only=True)
