@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from longrun import codec
 from longrun.events import EventType
 from longrun.ledger import Ledger
 from longrun.loops import Waiter
 from longrun.outbox import Outbox
+from longrun.port import StepInfo
 from longrun.records import Progress
 from longrun.snapshot import Snapshot, Snapshots, decode_state
 from longrun.stored import EMPTY, TRACE, Boundary, Definition, Head, Loaded, Save, copied, shown_metadata
@@ -111,6 +113,24 @@ class Book:
             return value
         boundary = self._boundary
         return decode_state(boundary.data or b"null", self._blobs, bool(boundary.blobs), annotation)
+
+    def step_info(self, step: str) -> StepInfo:
+        """Where the step in flight is, with what ended the wait before it."""
+        head, definition = self.head, self.definition
+        woken = self._ledger.entries.get("wait") if self._ledger is not None else None
+        wait = {} if woken is None else codec.decode(woken)
+        return StepInfo(
+            execution_id=self.id,
+            workflow=definition.workflow,
+            step=step,
+            step_index=head.step,
+            attempt=head.attempt + 1,
+            iteration=head.iteration,
+            visit=head.visit,
+            metadata=dict(definition.metadata),
+            signal=wait.get("payload"),
+            timed_out=wait.get("timed_out", False),
+        )
 
     # the pieces of a write
 

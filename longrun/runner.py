@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
-from longrun import codec
 from longrun.attempt import Attempt, Outcome
 from longrun.book import MISSING, Book
 from longrun.control import Obedience, cancelling, goes_on_anyway, orders_in, stops_at_once, was_waiting
@@ -361,21 +360,7 @@ class Runner:
         return True
 
     def step_info(self, step: Step) -> StepInfo:
-        head, definition = self.head, self.book.definition
-        woken = self.ledger.entries.get("wait") if self.noted else None
-        wait = {} if woken is None else codec.decode(woken)
-        return StepInfo(
-            execution_id=self.id,
-            workflow=definition.workflow,
-            step=step.name,
-            step_index=head.step,
-            attempt=head.attempt + 1,
-            iteration=head.iteration,
-            visit=head.visit,
-            metadata=dict(definition.metadata),
-            signal=wait.get("payload"),
-            timed_out=wait.get("timed_out", False),
-        )
+        return self.book.step_info(step.name)
 
     def _moved(self, step: Step, outcome: Outcome) -> Waiter | bool:
         """Go on to the step that follows at once, which is the rule; False if there is none, or more to be said."""
