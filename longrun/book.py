@@ -19,7 +19,7 @@ from longrun.outbox import Outbox
 from longrun.port import StepInfo
 from longrun.records import Progress
 from longrun.snapshot import Snapshot, Snapshots, decode_state
-from longrun.stored import EMPTY, TRACE, Boundary, Definition, Head, Loaded, Save, copied, shown_metadata
+from longrun.stored import EMPTY, TRACE, Boundary, Definition, Head, Loaded, Save, copied, moved, shown_metadata
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 UNSAVED_LIMIT = 4096
 """So many boundaries are gathered at most, whatever the durability: memory is bounded."""
 MISSING: Any = object()
-NOTHING: tuple[Mapping[str, bytes], tuple[str, ...]] = (EMPTY, ())
+Noted = tuple[Mapping[str, bytes], tuple[str, ...]]
+"""What a ledger has to be saved: entries to put, and keys to drop."""
+NOTHING: Noted = (EMPTY, ())
 
 Event = tuple[EventType, dict[str, Any]]
 """An event to be told when the write that makes it true is durable: its type and fields."""
@@ -40,6 +42,7 @@ class Book:
         self._executor = executor
         self._clock = executor.clock
         self._durability = executor.config.durability
+        self._each_step = self._durability == "step"
         self._interval = executor.config.checkpoint_interval
         self.definition, self._given_steps = self._with_steps(loaded.definition)
         self.trace: str | None = self.definition.metadata.get(TRACE)
@@ -183,27 +186,26 @@ class Book:
         take: tuple[int, ...] = (),
     ) -> None:
         """Cross a boundary; durable on return."""
-        self._note(boundary, changes, snapshot, value, events)
+        self._note(boundary, snapshot, value, events)
+        changes["seq"] = boundary.seq
+        changes["updated"] = boundary.ended
         await self.commit(changes, take=take)
 
-    def go_on(
-        self, boundary: Boundary, changes: dict[str, Any], snapshot: Snapshot, value: Any, event: Event
-    ) -> Waiter | None:
+    def go_on(self, boundary: Boundary, snapshot: Snapshot, value: Any) -> Waiter | None:
         """Cross the boundary between a step and the next: what to await, or None while boundaries are coalesced."""
-        self._note(boundary, changes, snapshot, value, (event,))
-        if self._flush_is_due():
-            return self.write(changes)
-        self._next(changes, self.head.revision)
-        return None
+        events: tuple[Event, ...] = ()
+        if self._bus.active:
+            events = ((EventType.STEP_COMPLETED, {"step": boundary.name, "attempt": boundary.attempts}),)
+        self._note(boundary, snapshot, value, events)
+        self.head = head = moved(self.head, boundary, min(1.0, boundary.next / len(self.steps)))
+        if not self._flush_is_due():
+            return None
+        head.revision += 1
+        waiter = self._loop.waiter()
+        self._push(NOTHING, (), waiter)
+        return waiter
 
-    def _note(
-        self,
-        boundary: Boundary,
-        changes: dict[str, Any],
-        snapshot: Snapshot | None,
-        value: Any,
-        events: tuple[Event, ...],
-    ) -> None:
+    def _note(self, boundary: Boundary, snapshot: Snapshot | None, value: Any, events: tuple[Event, ...]) -> None:
         """Take a boundary into the next write, and what was true of the visit before it out of memory."""
         if snapshot is not None:
             self._value = value
@@ -221,11 +223,9 @@ class Book:
         if self._bus.active:
             data = {"seq": boundary.seq, "kind": boundary.kind}
             self._events += ((EventType.CHECKPOINTED, {"step": boundary.name, "data": data}), *events)
-        changes["seq"] = boundary.seq
-        changes["updated"] = boundary.ended
 
     def _flush_is_due(self) -> bool:
-        if self._durability == "step" or len(self._unsaved) >= UNSAVED_LIMIT:
+        if self._each_step or len(self._unsaved) >= UNSAVED_LIMIT:
             return True
         if self._durability == "exit":
             return False
@@ -258,9 +258,10 @@ class Book:
     def _hand_over(self, changes: dict[str, Any], take: tuple[int, ...], done: Callable[[Any], object]) -> None:
         if "updated" not in changes:
             changes["updated"] = self._clock.now()
-        save = self._build(changes, take)
-        told, self._events = self._events, ()
-        self.outbox.push(save, told, done)
+        ledger = self._ledger
+        noted = ledger.collect() if ledger is not None and ledger.used else NOTHING
+        self._next(changes, self.head.revision + 1)
+        self._push(noted, take, done)
 
     async def save_progress(self) -> None:
         """Progress inside the step, durable on return."""
@@ -271,19 +272,19 @@ class Book:
             if error is not None:
                 raise error
 
-    def _build(self, changes: dict[str, Any], take: tuple[int, ...]) -> Save:
-        ledger = self._ledger
-        put, drop = ledger.collect() if ledger is not None and ledger.used else NOTHING
-        head = self._next(changes, self.head.revision + 1)
+    def _push(self, noted: Noted, take: tuple[int, ...], done: Callable[[Any], object]) -> None:
+        """Hand over the head as it is now, with everything gathered so far and what the ledger has `noted`."""
+        (put, drop), head = noted, self.head
         clear, self._clear = self._clear, False
         boundaries, blobs = self._gathered()
         for boundary in boundaries:
             if boundary.data is not None:
                 self._snapshots.kept(boundary.seq, boundary.blobs)
         keep_from, gone = self._snapshots.let_go(exactly=head.owner is None)
-        self._saved_at = self._clock.monotonic()
+        if not self._each_step:
+            self._saved_at = self._clock.monotonic()
         steps, self._given_steps = self._given_steps, None
-        return Save(
+        save = Save(
             id=self.id,
             head=head,
             boundaries=boundaries,
@@ -296,6 +297,8 @@ class Book:
             drop_blobs=gone,
             steps=steps,
         )
+        told, self._events = self._events, ()
+        self.outbox.push(save, told, done)
 
     def _gathered(self) -> tuple[tuple[Boundary, ...], Mapping[str, bytes]]:
         """The boundaries not written yet; of those that were coalesced, only the last keeps its state."""

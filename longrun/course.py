@@ -84,19 +84,7 @@ class Course:
     def _move(self, step: Step, kind: str, to: int, value: Any, iteration: int = 0) -> Waiter | bool:
         book = self._book
         snapshot = book.snapshot(value, book.type_of(to, step.result_type))
-        boundary = self._crossed(kind, to, snapshot, iteration)
-        changes = {
-            "step": to,
-            "visit": boundary.visit,
-            "iteration": iteration,
-            "attempt": 0,
-            "due": None,
-            "error": None,
-            "crashes": 0,
-            "started": boundary.ended,
-        }
-        event = (EventType.STEP_COMPLETED, {"step": step.name, "attempt": boundary.attempts})
-        return book.go_on(boundary, changes, snapshot, value, event) or True
+        return book.go_on(self._crossed(kind, to, snapshot, iteration), snapshot, value) or True
 
     def _crossed(self, kind: str, to: int, snapshot: Snapshot, iteration: int = 0) -> Boundary:
         """The boundary at which the step in flight ended and a new visit begins."""

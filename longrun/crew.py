@@ -248,7 +248,7 @@ class Crew(Starting):
             before.lose()  # others had it meanwhile, which it has not noticed; whoever waits for it must not wait on
         self.runners[runner.id] = runner
         self.resting.pop(runner.id, None)
-        self._shelter.start(self._run, runner, name=f"longrun-{runner.id}")
+        self._shelter.run(self._run, runner, name=f"longrun-{runner.id}")
         return runner
 
     async def _run(self, runner: Runner) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from longrun.loops import current_task
+from longrun.loops import Bell, current_task
 
 Function = Callable[..., Awaitable[Any]]
 
@@ -25,8 +25,13 @@ class Shelter:
         self._heard = interrupted
         self._interrupted = self._closing = False
         self._inner: TaskGroup | None = None
-        self._early: list[tuple[Function, tuple[object, ...], str]] = []
-        """What was to be started before the shelter stood."""
+        self._early: list[tuple[Callable[..., None], Function, tuple[object, ...], str]] = []
+        """What was to be started before the shelter stood, and how."""
+        self._plain: set[asyncio.Task[None]] = set()
+        self._scopes: set[anyio.CancelScope] = set()
+        self._left = Bell()
+        """Rung when the last of the plain tasks has ended."""
+        self._failure: BaseException | None = None
         self._errands: deque[tuple[Function, str]] = deque()
         self._errand = anyio.Event()
         self._own_task: asyncio.Task[Any] | None = None
@@ -60,15 +65,62 @@ class Shelter:
                 return
             tasks.cancel_scope.shield = True
             self._inner, self._own_task = tasks, current_task()
-            for function, args, name in self._early:
-                self.start(function, *args, name=name)
-            await anyio.sleep_forever()
+            for start, function, args, name in self._early:
+                start(function, *args, name=name)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                await self._end_plain()
 
     def start(self, function: Function, *args: object, name: str) -> None:
         if self._inner is None:
-            self._early.append((function, args, name))
+            self._early.append((self.start, function, args, name))
         else:
             self._inner.start_soon(self._watched, function, *args, name=name)
+
+    def run(self, function: Function, *args: object, name: str) -> None:
+        """As `start`, for an execution. There are many of these, and with asyncio a plain task costs a fraction of one
+        in a task group."""
+        if self._inner is None:
+            self._early.append((self.run, function, args, name))
+        elif self._own_task is None:
+            self.start(function, *args, name=name)
+        else:
+            task = self._own_task.get_loop().create_task(self._run_plain(function, *args), name=name)
+            self._plain.add(task)
+            task.add_done_callback(self._ended)
+
+    async def _run_plain(self, function: Function, *args: object) -> None:
+        """Under a scope of its own, by which it is ended as the tasks of a group are: again and again, but for what is
+        shielded."""
+        scope = anyio.CancelScope()
+        self._scopes.add(scope)
+        try:
+            with scope:
+                await self._watched(function, *args)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._failure = self._failure or error
+            if self._inner is not None:
+                self._inner.cancel_scope.cancel()
+        finally:
+            self._scopes.discard(scope)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._plain.discard(task)
+        if not self._plain:
+            self._left.set()
+
+    async def _end_plain(self) -> None:
+        with anyio.CancelScope(shield=True):
+            while self._plain:
+                for scope in self._scopes:
+                    scope.cancel()
+                self._left = Bell()
+                await self._left.wait()
+        if self._failure is not None:
+            raise self._failure
 
     async def _watched(self, function: Function, *args: object) -> None:
         """Ctrl-C is raised in whichever task runs. Here it means what it means in the program's own task: the program

@@ -132,6 +132,19 @@ class Boundary:
     size: int = 0
 
 
+def moved(head: Head, boundary: Boundary, progress: float) -> Head:
+    """The head behind a boundary at which a step ended and the next visit begins. Written out, as `copied` is."""
+    new: Head = object.__new__(Head)
+    new.state, new.fence, new.revision, new.owner = head.state, head.fence, head.revision, head.owner
+    new.seq, new.step, new.visit, new.iteration = boundary.seq, boundary.next, boundary.visit, boundary.iteration
+    new.started = new.updated = boundary.ended
+    new.ended, new.signal, new.hold, new.reason = head.ended, head.signal, head.hold, head.reason
+    new.due = new.error = new.of = new.note = None
+    new.attempt = new.crashes = new.done = 0
+    new.woken, new.progress = False, progress
+    return new
+
+
 @frozen(kw_only=True)
 class Message:
     """A signal or a control request. The store gives it its `id`, which grows within an execution."""

@@ -246,7 +246,9 @@ class CheckpointStore:
         for boundary in save.boundaries:
             if boundary.data is not None and not small(boundary.data):
                 return False
-        return all(map(small, save.blobs.values())) and all(map(small, save.put.values()))
+        if save.blobs or save.put:
+            return all(map(small, save.blobs.values())) and all(map(small, save.put.values()))
+        return True
 
     def _sealed_boundary(self, id: str, boundary: Boundary) -> Boundary:
         if boundary.data is None:

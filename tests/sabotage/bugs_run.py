@@ -40,18 +40,16 @@ def swallow_store_error() -> None:
 
 @bug("event-before-the-fact", "tests/test_events.py::test_none_is_told_before_its_fact_is_durable")
 def event_before_the_fact() -> None:
-    """Events are told when their write is built, not when it is durable."""
+    """Events are told when their write is handed over, not when it is durable."""
 
-    def make(build: Function) -> Function:
-        def telling(self: Any, *args: Any) -> Any:
-            save, events = build(self, *args)
-            for kind, fields in events:
-                self.emit(kind, **fields)
-            return save, []
+    def make(push: Function) -> Function:
+        def telling(self: Any, save: Any, told: Any, done: Any) -> None:
+            self._tell(save, told)
+            push(self, save, (), done)
 
         return telling
 
-    replace("longrun.book", "Book._build", make)
+    replace("longrun.outbox", "Outbox.push", make)
 
 
 @bug("resume-a-step-too-early", "tests/test_durability.py::test_what_runs_again_after_a_crash", quick=True)

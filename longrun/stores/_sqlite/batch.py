@@ -13,7 +13,10 @@ import json
 import sqlite3
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from sqlite3 import SQLITE_LIMIT_VARIABLE_NUMBER
 from typing import Any
+from zlib import crc32
 
 from longrun.errors import (
     ExecutionNotFoundError,
@@ -30,6 +33,8 @@ from longrun.stores._sqlite.file import KIND
 from longrun.stores.assemble import fits
 from longrun.stores.base import Answer
 
+GROUPS = (256, 64, 16, 4)
+"""How many rows are inserted by one statement: few different sizes, so that the statements are prepared once."""
 KEYS_REMEMBERED = 1024
 ROWS_REMEMBERED = 50_000
 ENDED = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
@@ -44,7 +49,7 @@ class Row:
 
     __slots__ = (
         *("key", "fence", "revision", "state", "owner"),
-        *("ended", "woken", "wake", "kept", "messages", "last_message"),
+        *("ended", "woken", "wake", "kept", "messages", "last_message", "place"),
     )
 
     def __init__(self, key: int, fence: int, revision: int, state: str, owner: str | None, *rest: Any) -> None:
@@ -56,6 +61,9 @@ class Row:
         self.messages: int
         self.last_message: int
         self.ended, self.woken, self.wake, self.kept, self.messages, self.last_message = rest
+        self.place: tuple[str, str | None, int] | None = None
+        """The state and owner of the last head that had no words, and what its checksum began with: mostly the next
+        one has the same."""
 
 
 class Known:
@@ -146,14 +154,15 @@ class Batch:
             return None
         if row.revision != head.revision - 1:
             return WriteOrderError(KIND, save.id, row.revision, head.revision)
-        state, numbers, words = head.state.value, pack.head_numbers(head), pack.head_words(head)
-        crc = pack.head_crc(save.id, state, head.fence, head.owner, numbers, words)
+        state, numbers, words = head.state._value_, pack.head_numbers(head), pack.head_words(head)
+        crc = crc32(numbers, _place_of(row, save.id, state, head, words))
         boundaries = [pack.boundary_row(row.key, save.id, boundary) for boundary in save.boundaries]
-        steps = [] if save.steps is None else [_steps_row(row.key, save.id, save.steps)]
-        puts = _checked(save.id, save.put, rows.entry_crc)
-        blobs = _checked(save.id, save.blobs, rows.blob_crc)
+        steps = None if save.steps is None else _steps_row(row.key, save.id, save.steps)
+        puts = _checked(save.id, save.put, rows.entry_crc) if save.put else {}
+        blobs = _checked(save.id, save.blobs, rows.blob_crc) if save.blobs else {}
         self._boundaries += boundaries
-        self._set_steps += steps
+        if steps is not None:
+            self._set_steps.append(steps)
         self._heads[row.key] = row, numbers, words, crc
         if save.clear or save.put or save.drop or head.state in ENDED:
             self._change_entries(row, save, puts)
@@ -195,12 +204,12 @@ class Batch:
         if create.id in self._known:
             return False
         head, definition = create.head, rows.definition_values(create.definition)
-        state, numbers, words = head.state.value, pack.head_numbers(head), pack.head_words(head)
-        crc = pack.head_crc(create.id, state, head.fence, head.owner, numbers, words)
+        state, numbers, words = head.state._value_, pack.head_numbers(head), pack.head_words(head)
+        crc = crc32(numbers, pack.head_place(create.id, state, head.fence, head.owner, words))
         names = rows.steps_text(create.definition.steps)
         definition_crc, names_crc = rows.definition_crc(definition), rows.steps_crc(create.id, names)
         boundary = pack.boundary_row(0, create.id, create.boundary)
-        blobs = _checked(create.id, create.blobs, rows.blob_crc)
+        blobs = _checked(create.id, create.blobs, rows.blob_crc) if create.blobs else {}
         key, wake = self._new_key(), _wake(head)
         row = Row(key, head.fence, head.revision, state, head.owner, head.ended, head.woken, wake, 0, 0, 0)
         self._creates.append((key, *definition, definition_crc, *_place(row)[:-1]))
@@ -273,9 +282,9 @@ class Batch:
     # writing
 
     def write(self) -> None:
-        self._many(sql.CREATE, self._creates)
-        self._many(sql.CREATE_HEAD, self._new_heads)
-        self._many(sql.ADD_STEPS, self._steps)
+        self._insert(sql.CREATE, self._creates)
+        self._insert(sql.CREATE_HEAD, self._new_heads)
+        self._insert(sql.ADD_STEPS, self._steps)
         for key, total, names, crc in self._set_steps:
             self._write_steps(key, total, names, crc)
         self._write_heads()
@@ -299,14 +308,14 @@ class Batch:
 
     def _write_heads(self) -> None:
         heads = [(row.revision, row.kept, *packed, key) for key, (row, *packed) in self._heads.items()]
-        self._many(sql.SAVE_HEAD, heads)
+        self._insert(sql.SAVE_HEAD, heads)
         self._many(sql.MOVE, [_place(row) for row in self._moved.values()])
 
     def _write_boundaries(self) -> None:
         try:
-            self._many(sql.ADD_BOUNDARY, self._boundaries)
+            self._insert(sql.ADD_BOUNDARY, self._boundaries)
         except sqlite3.IntegrityError:  # a number that is there already: only after damage; the later row counts
-            self._many(sql.REPLACE_BOUNDARY, self._boundaries)
+            self._insert(sql.REPLACE_BOUNDARY, self._boundaries)
 
     def _write_parts(self, parts: Mapping[int, Parts], drop: str, add: str) -> None:
         dropped: list[tuple[Any, ...]] = []
@@ -318,11 +327,35 @@ class Batch:
                 elif not part.cleared:
                     dropped.append((key, name))
         self._many(drop, dropped)
-        self._many(add, added)
+        self._insert(add, added)
+
+    def _insert(self, statement: str, values: list[tuple[Any, ...]]) -> None:
+        """Many rows with each statement: while it runs the interpreter is free for the steps, which it is not in
+        between two rows that are inserted one by one."""
+        done, left = 0, len(values)
+        for size in GROUPS:
+            if left >= size and size * len(values[0]) <= self._connection.getlimit(SQLITE_LIMIT_VARIABLE_NUMBER):
+                many = sql.for_many(statement, size)
+                while left >= size:
+                    self._connection.execute(many, list(chain.from_iterable(values[done : done + size])))
+                    done, left = done + size, left - size
+        for row in values[done:]:
+            self._connection.execute(statement, row)
 
     def _many(self, statement: str, values: list[Any]) -> None:
         if values:
             self._connection.executemany(statement, values)
+
+
+def _place_of(row: Row, id: str, state: str, head: Head, words: str | None) -> int:
+    """What the checksum of a head begins with."""
+    known, owner = row.place, head.owner
+    if words is None and known is not None and known[0] == state and known[1] == owner:
+        return known[2]
+    place = pack.head_place(id, state, head.fence, owner, words)
+    if words is None:
+        row.place = state, owner, place
+    return place
 
 
 def _wake(head: Head) -> float | None:
@@ -337,7 +370,7 @@ def _steps_row(key: int, id: str, steps: tuple[str, ...]) -> tuple[int, int, str
 
 
 def _checked(id: str, values: Mapping[str, bytes], crc: Callable[[str, str, bytes], int]) -> dict[str, Part]:
-    return {name: (crc(id, name, data), data) for name, data in values.items()} if values else {}
+    return {name: (crc(id, name, data), data) for name, data in values.items()}
 
 
 def _place(row: Row) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from typing import Any
+from zlib import crc32
 
 import attrs
 
@@ -100,7 +101,7 @@ def _blocked(
 def _update(found: Found, head: Head, messages: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """For `SAVE_HEAD` and for `MOVE`."""
     state, numbers, words = head.state.value, pack.head_numbers(head), pack.head_words(head)
-    crc = pack.head_crc(found.id, state, head.fence, head.owner, numbers, words)
+    crc = crc32(numbers, pack.head_place(found.id, state, head.fence, head.owner, words))
     wake = rows.wake_at(head)
     wake = None if wake is None else max(0.0, wake)
     place = state, head.fence, head.owner, head.ended, head.woken, messages, found.last_message, wake

@@ -12,6 +12,7 @@ import json
 import math
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any
 from zlib import crc32
@@ -58,8 +59,9 @@ def head_words(head: Head) -> str | None:
     return json.dumps((h.signal, clean(h.error), clean(h.reason), clean(h.note)))
 
 
-def head_crc(id: str, state: str, fence: int, owner: str | None, numbers: bytes, words: str | None) -> int:
-    return crc32(numbers, crc32(f"{id}\0{state}\0{fence}\0{owner}\0{words}".encode()))
+def head_place(id: str, state: str, fence: int, owner: str | None, words: str | None) -> int:
+    """What the checksum of a head's numbers begins with."""
+    return crc32(f"{id}\0{state}\0{fence}\0{owner}\0{words}".encode())
 
 
 def head_fits(id: str, state: str, fence: int, owner: str | None, row: Sequence[Any]) -> bool:
@@ -67,7 +69,7 @@ def head_fits(id: str, state: str, fence: int, owner: str | None, row: Sequence[
     revision, numbers, words, crc = row
     try:
         same: bool = _HEAD.unpack(numbers)[0] == revision
-        return same and head_crc(id, state, fence, owner, numbers, words) == crc
+        return same and crc32(numbers, head_place(id, state, fence, owner, words)) == crc
     except UNREADABLE:
         return False
 
@@ -88,6 +90,7 @@ def head_values(
 # boundaries
 
 
+@lru_cache(1024)
 def _names(kind: str, name: str | None) -> str:
     """The words of a boundary without an error. As `json.dumps` writes them, at a tenth of the price."""
     return f'["{kind}", {"null" if name is None else encode_basestring_ascii(name)}, null]'

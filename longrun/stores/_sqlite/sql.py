@@ -10,6 +10,8 @@ dozen pages and not a thousand. `head` holds what every step writes, and no inde
 
 from __future__ import annotations
 
+from functools import cache
+
 from longrun.stores.rows import DEFINITION_COLUMNS, MESSAGE_COLUMNS
 
 APPLICATION_ID = 0x6C6F6E67
@@ -116,6 +118,14 @@ CREATE TABLE quarantine (
 );
 """
 
+
+@cache
+def for_many(insert: str, rows: int) -> str:
+    """An INSERT with as many rows of values."""
+    head, _, values = insert.rpartition("VALUES")
+    return f"{head}VALUES{','.join([values] * rows)}"
+
+
 DEFINITION = ", ".join(DEFINITION_COLUMNS)
 MESSAGE = ", ".join(MESSAGE_COLUMNS)
 
@@ -137,7 +147,7 @@ ADD_STEPS = "INSERT INTO steps (execution, names, crc) VALUES (?, ?, ?)"
 DEFINITION_OF = f"SELECT definition_crc, {DEFINITION} FROM execution WHERE key = ?"
 SET_TOTAL = "UPDATE execution SET total = ?, definition_crc = ? WHERE key = ?"
 SET_STEPS = "UPDATE steps SET names = ?, crc = ? WHERE execution = ?"
-SAVE_HEAD = "UPDATE head SET revision = ?, kept = ?, numbers = ?, words = ?, crc = ? WHERE execution = ?"
+SAVE_HEAD = CREATE_HEAD.replace("INSERT", "INSERT OR REPLACE")
 MOVE = """
 UPDATE execution
 SET state = ?, fence = ?, owner = ?, ended = ?, woken = ?, messages = ?, last_message = ?, wake = ?

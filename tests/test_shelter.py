@@ -1,0 +1,101 @@
+"""The tasks of a crew: how executions are ended, on asyncio and trio alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from longrun.shelter import Shelter
+
+
+class EndOfAllError(BaseException):
+    """What no step's failure is."""
+
+
+async def standing() -> Shelter:
+    shelter = Shelter(lambda: None)
+    await shelter.open()
+    return shelter
+
+
+async def test_one_that_takes_no_notice_is_cancelled_again() -> None:
+    heard: list[str] = []
+    began = anyio.Event()
+
+    async def stubborn() -> None:
+        began.set()
+        for word in ("first", "second", "third"):
+            try:
+                await anyio.sleep_forever()
+            except anyio.get_cancelled_exc_class():
+                heard.append(word)
+        await anyio.sleep_forever()
+
+    shelter = await standing()
+    shelter.run(stubborn, name="stubborn")
+    await began.wait()
+    await shelter.close()
+    assert heard == ["first", "second", "third"]
+
+
+async def test_what_is_shielded_ends_in_its_own_time() -> None:
+    done: list[str] = []
+    began = anyio.Event()
+
+    async def careful() -> None:
+        try:
+            began.set()
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                for _ in range(5):
+                    await anyio.lowlevel.checkpoint()
+                done.append("written down")
+
+    shelter = await standing()
+    shelter.run(careful, name="careful")
+    await began.wait()
+    await shelter.close()
+    assert done == ["written down"]
+
+
+async def test_one_that_is_started_before_the_shelter_stands_runs() -> None:
+    ran = anyio.Event()
+    shelter = Shelter(lambda: None)
+
+    async def run() -> None:
+        ran.set()
+
+    shelter.run(run, name="early")
+    await shelter.open()
+    await ran.wait()
+    await shelter.close()
+
+
+async def test_what_ends_the_program_ends_the_others_and_goes_up() -> None:
+    ended: list[Any] = []
+    began = anyio.Event()
+
+    async def other() -> None:
+        try:
+            began.set()
+            await anyio.sleep_forever()
+        finally:
+            ended.append("other")
+
+    async def breaks() -> None:
+        await began.wait()
+        raise EndOfAllError
+
+    shelter = await standing()
+    shelter.run(other, name="other")
+    shelter.run(breaks, name="breaks")
+    with pytest.raises(BaseExceptionGroup) as caught:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            await shelter.close()
+    assert ended == ["other"]
+    assert caught.group_contains(EndOfAllError)
