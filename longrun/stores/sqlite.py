@@ -56,6 +56,9 @@ class SQLiteBackend(StoreBackend):
         self._open = False
         self._watcher: sqlite3.Connection | None = None
         self._watched: tuple[int, int] | None = None
+        self._announced = 0
+        """How many of the changes that the database counts were made here. One that is counted there and not yet here,
+        or the other way round, is a look in vain."""
         self._bell = threading.Event()
 
     def __repr__(self) -> str:
@@ -128,7 +131,7 @@ class SQLiteBackend(StoreBackend):
             if isinstance(write, Save) and write.head.owner is None:
                 self._known.rows.pop(write.id, None)
         if announced:
-            self._bell.set()
+            self._announced += 1
         return answers
 
     def claim(self, claim: Claim) -> list[Loaded]:
@@ -265,6 +268,7 @@ class SQLiteBackend(StoreBackend):
         if self._watched is not None and self._watched[0] == version:
             return False
         (changes,) = self._watcher.execute(sql.CHANGES).fetchone()
+        changes -= self._announced
         before, self._watched = self._watched, (version, changes)
         return before is None or before[1] != changes
 

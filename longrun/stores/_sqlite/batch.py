@@ -81,7 +81,9 @@ class Known:
             self._version = version
         missing = [id for id in ids if id not in self.rows]
         if missing:
-            for id, *values in connection.execute(sql.KNOWN, (json.dumps(missing),)):
+            one = len(missing) == 1
+            asked = (sql.KNOWN_ONE, missing) if one else (sql.KNOWN, (json.dumps(missing),))
+            for id, *values in connection.execute(*asked):
                 self.rows[id] = Row(*values)
 
     def clear(self) -> None:
@@ -282,9 +284,10 @@ class Batch:
     # writing
 
     def write(self) -> None:
-        self._insert(sql.CREATE, self._creates)
-        self._insert(sql.CREATE_HEAD, self._new_heads)
-        self._insert(sql.ADD_STEPS, self._steps)
+        if self._creates:
+            self._insert(sql.CREATE, self._creates)
+            self._insert(sql.CREATE_HEAD, self._new_heads)
+            self._insert(sql.ADD_STEPS, self._steps)
         for key, total, names, crc in self._set_steps:
             self._write_steps(key, total, names, crc)
         self._write_heads()

@@ -109,6 +109,7 @@ class DatabaseFile:
 
     def __init__(self, path: str | os.PathLike[str], timeout: float) -> None:
         self.path = Path(os.path.abspath(os.fspath(path)))  # not resolve(): a symbolic link is refused, not followed
+        self._name = str(self.path)
         self.timeout = timeout
         self.lock: FileLock | None = None
         self._place: tuple[int, int] | None = None
@@ -146,7 +147,7 @@ class DatabaseFile:
     def check_place(self) -> None:
         """Raise if the file is not the one that was opened: a write to a removed file would be lost."""
         try:
-            found = os.stat(self.path)
+            found = os.stat(self._name)
         except OSError as error:
             raise StoreUnavailableError(KIND, f"{self.path}: {error.strerror or error}") from error
         if self._place != (found.st_dev, found.st_ino):
@@ -154,7 +155,7 @@ class DatabaseFile:
 
     def wal_size(self) -> int:
         try:
-            return os.stat(f"{self.path}-wal").st_size
+            return os.stat(f"{self._name}-wal").st_size
         except FileNotFoundError:
             return 0
 

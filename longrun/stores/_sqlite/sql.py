@@ -131,11 +131,12 @@ MESSAGE = ", ".join(MESSAGE_COLUMNS)
 
 # the writer
 
-KNOWN = """
+_KNOWN = """
 SELECT id, key, fence, revision, state, owner, ended, woken, wake, kept, messages, last_message
-FROM execution JOIN head ON head.execution = execution.key
-WHERE id IN (SELECT value FROM json_each(?))
+FROM execution JOIN head ON head.execution = execution.key WHERE id
 """
+KNOWN = f"{_KNOWN} IN (SELECT value FROM json_each(?))"
+KNOWN_ONE = f"{_KNOWN} = ?"
 LAST_KEY = "SELECT coalesce(max(key), 0) FROM execution"
 CREATE = f"""
 INSERT INTO execution
