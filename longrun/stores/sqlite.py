@@ -23,7 +23,7 @@ from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import CorruptDataError, LongrunError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.seal import Seal
-from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Save, Stored, Write
+from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Stored, Write
 from longrun.stores import rows
 from longrun.stores._sqlite import find as finding
 from longrun.stores._sqlite import sql
@@ -31,6 +31,7 @@ from longrun.stores._sqlite.batch import Batch, Known
 from longrun.stores._sqlite.claims import give, repair, set_aside_unreadable
 from longrun.stores._sqlite.file import KIND, SAFE_RESET_SQLITE, DatabaseFile, fold_wal, is_busy, translate
 from longrun.stores._sqlite.load import Found, load_all, read_boundaries, read_checkpoint, read_messages
+from longrun.stores._sqlite.ready import ready
 from longrun.stores.base import Answer, StoreBackend
 from longrun.stores.store import CheckpointStore
 
@@ -119,17 +120,17 @@ class SQLiteBackend(StoreBackend):
         if not batch:
             return []
 
+        ids, readied = [write.id for write in batch], [ready(write) for write in batch]
+
         def work(connection: sqlite3.Connection) -> tuple[list[Answer], bool]:
-            self._known.refresh(connection, [write.id for write in batch])
+            self._known.refresh(connection, ids)
             gathered = Batch(connection, self._known)
-            answers = [gathered.answer(write) for write in batch]
+            answers = [gathered.answer(one) for one in readied]
             gathered.write()
             return answers, gathered.announce
 
         answers, announced = self._write(work)
-        for write in batch:  # nobody here will write for what was let go: its row need not be kept in memory
-            if isinstance(write, Save) and write.head.owner is None:
-                self._known.rows.pop(write.id, None)
+        self._known.keep_owned(ids)
         if announced:
             self._announced += 1
         return answers
@@ -143,17 +144,22 @@ class SQLiteBackend(StoreBackend):
     def register(self, owner: Owner, ttl: float) -> None:
         values = owner.id, rows.json_text(owner.life), json.dumps(owner.workflows), json.dumps(owner.queues)
         self._write(lambda connection: connection.execute(sql.REGISTER, (*values, self._clock.now() + ttl)))
+        self._known.owners.add(owner.id)
 
     def renew(self, owner: str, ttl: float) -> bool:
         return self._write(lambda c: c.execute(sql.RENEW, (self._clock.now() + ttl, owner)).rowcount > 0)
 
     def unregister(self, owner: str) -> None:
+        self._known.owners.discard(owner)
         self._write(lambda connection: connection.execute(sql.UNREGISTER, (owner,)))
 
     def delete(self, ids: Sequence[str]) -> list[bool]:
         def work(connection: sqlite3.Connection) -> dict[str, int]:
             keys = dict(connection.execute(sql.FINISHED, (json.dumps(list(ids)),)).fetchall())
-            keys |= set_aside_unreadable(connection, [id for id in ids if id not in keys], self._clock.now())
+            unreadable = set_aside_unreadable(connection, [id for id in ids if id not in keys], self._clock.now())
+            if unreadable:
+                connection.execute(sql.TOUCH)
+            keys |= unreadable
             listed = json.dumps(list(keys.values()))
             for statement in sql.DELETE:
                 connection.execute(statement, (listed,))

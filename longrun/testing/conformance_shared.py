@@ -96,6 +96,23 @@ class LifeContract(ConformanceBase):
 
 
 class SharedContract(ConformanceBase):
+    def test_what_others_do_to_an_execution_owned_here_is_noticed(
+        self, backend: StoreBackend, other: StoreBackend
+    ) -> None:
+        """I3: however well an owner that has signed on knows its executions by heart."""
+        backend.register(Owner(id="one", life={}, remaining=0), 1000.0)
+        new, second = owned("a", "one"), owned("b", "one")
+        later = step("b", second.head)
+        done(backend, new, second, later)
+        other.claim(claim("two", ids=("b",), dead=frozenset({"one"})))
+        refused(backend, step("b", later.head), LeaseLostError)
+        last = step("a", new.head)
+        done(backend, last)
+        assert done(other, send("a"), send("a")) == [1, 2]
+        assert done(backend, send("a")) == [3]
+        done(backend, change("a", last.head, head_fields={"owner": None, "state": ExecutionState.WAITING}))
+        assert head_of(other, "a").woken
+
     def test_each_sees_what_the_other_wrote(self, backend: StoreBackend, other: StoreBackend) -> None:
         """I1: at once, through every reader."""
         new = owned("a", "one", blobs={"b": b"x"})

@@ -23,6 +23,7 @@ import pytest
 
 from longrun.errors import (
     CorruptDataError,
+    ExecutionNotFoundError,
     LeaseLostError,
     NewerFormatError,
     NotStorableError,
@@ -30,7 +31,7 @@ from longrun.errors import (
     StoreUnavailableError,
 )
 from longrun.records import ExecutionState
-from longrun.stored import Query
+from longrun.stored import Owner, Query
 from longrun.stores._sqlite import sql
 from longrun.stores._sqlite.file import DatabaseFile, FileLock, fold_wal, is_busy, translate
 from longrun.stores.sqlite import SQLiteBackend, SQLiteCheckpointStore
@@ -572,6 +573,34 @@ def test_what_cannot_be_read_keeps_its_place_and_shuts_its_owner_out(path: Path,
     assert backend.next_due() is None
     (answer,) = backend.commit([step("a", last.head)])
     assert isinstance(answer, LeaseLostError)
+
+
+def test_an_owner_notices_that_its_unreadable_execution_was_deleted(path: Path, backend: SQLiteBackend) -> None:
+    new = owned("a")
+    last = step("a", new.head)
+    backend.register(Owner(id="me", life={}, remaining=0), 1000.0)
+    backend.commit([new, last])
+    with raw(path) as connection:
+        connection.execute("UPDATE boundary SET data = x'00'")
+    other = SQLiteBackend(path)
+    other.open()
+    assert other.delete(["a"]) == [True]
+    other.close()
+    (answer,) = backend.commit([step("a", last.head)])
+    assert isinstance(answer, ExecutionNotFoundError)
+
+
+def test_what_this_process_announces_does_not_wake_it(backend: SQLiteBackend, path: Path) -> None:
+    """A watcher that ran at every start and end would stand in the way of the steps that it tells of."""
+    backend.commit([create("a")])
+    backend.wait(0.0)
+    backend.commit([create("b"), send("a")])
+    assert not backend.wait(0.0)
+    other = SQLiteBackend(path)
+    other.open()
+    other.commit([create("c")])
+    other.close()
+    assert backend.wait(0.0)
 
 
 def test_metadata_with_large_numbers_is_found(backend: SQLiteBackend) -> None:

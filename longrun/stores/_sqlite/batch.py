@@ -3,33 +3,31 @@
 Place in the life of an execution: checkpoint. Runs in the writer's thread, inside one transaction that nobody else
 can write beside, so comparing a fence in Python and writing afterwards is one atomic act.
 
-What an execution's row holds besides its head is small, and kept in memory between batches (`Known`). That memory is
-exact as long as no other connection has committed, which `PRAGMA data_version` tells; otherwise it is read anew.
+What an execution's row holds besides its head is small. Of those owned here it is kept in memory between batches
+(`Known`): others change it seldom, and whoever does says so in the same transaction (`sql.TOUCH`).
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from sqlite3 import SQLITE_LIMIT_VARIABLE_NUMBER
 from typing import Any
-from zlib import crc32
 
 from longrun.errors import (
     ExecutionNotFoundError,
     LeaseLostError,
-    NotStorableError,
     SignalQueueFullError,
     WriteOrderError,
 )
 from longrun.records import ExecutionState
-from longrun.stored import Create, Head, Message, Save, Send, Write
+from longrun.stored import Head, Message, Save, Send
 from longrun.stores import rows
-from longrun.stores._sqlite import pack, sql
+from longrun.stores._sqlite import sql
 from longrun.stores._sqlite.file import KIND
+from longrun.stores._sqlite.ready import UNSTORABLE, Part, Ready, ReadyCreate, ReadySave, Unfit
 from longrun.stores.assemble import fits
 from longrun.stores.base import Answer
 
@@ -41,7 +39,6 @@ ENDED = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
 _FINISHED = frozenset(state.value for state in ExecutionState if state.finished)
 _WAKES = frozenset({"initialized", "waiting", "resuming", "running"})
 """States in which a message makes an execution due."""
-_UNSTORABLE = (UnicodeError, OverflowError, struct.error, TypeError, ValueError)
 
 
 class Row:
@@ -49,7 +46,7 @@ class Row:
 
     __slots__ = (
         *("key", "fence", "revision", "state", "owner"),
-        *("ended", "woken", "wake", "kept", "messages", "last_message", "place"),
+        *("ended", "woken", "wake", "kept", "messages", "last_message"),
     )
 
     def __init__(self, key: int, fence: int, revision: int, state: str, owner: str | None, *rest: Any) -> None:
@@ -61,24 +58,29 @@ class Row:
         self.messages: int
         self.last_message: int
         self.ended, self.woken, self.wake, self.kept, self.messages, self.last_message = rest
-        self.place: tuple[str, str | None, int] | None = None
-        """The state and owner of the last head that had no words, and what its checksum began with: mostly the next
-        one has the same."""
 
 
 class Known:
-    """The rows that this connection has seen, as long as nobody else writes."""
+    """The rows that a batch needs; those of executions owned here are remembered, as long as nobody else has touched
+    any that he does not own."""
 
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
+        self.owners: set[str] = set()
+        """Who writes through this connection."""
         self._version: int | None = None
+        self._touched: int | None = None
 
     def refresh(self, connection: sqlite3.Connection, ids: Iterable[str]) -> None:
         """Make sure that all that is stored of `ids` is in `rows`. Inside a write transaction."""
         (version,) = connection.execute("PRAGMA data_version").fetchone()
-        if version != self._version or len(self.rows) > ROWS_REMEMBERED:
+        if version != self._version:
+            (touched,) = connection.execute(sql.TOUCHED).fetchone() or (0,)
+            if touched != self._touched:
+                self.rows.clear()
+            self._version, self._touched = version, touched
+        if len(self.rows) > ROWS_REMEMBERED:
             self.rows.clear()
-            self._version = version
         missing = [id for id in ids if id not in self.rows]
         if missing:
             one = len(missing) == 1
@@ -86,13 +88,16 @@ class Known:
             for id, *values in connection.execute(*asked):
                 self.rows[id] = Row(*values)
 
+    def keep_owned(self, ids: Iterable[str]) -> None:
+        """After a batch: what is not owned here may be changed by anybody."""
+        for id in ids:
+            row = self.rows.get(id)
+            if row is not None and row.owner not in self.owners:
+                del self.rows[id]
+
     def clear(self) -> None:
         self.rows.clear()
-        self._version = None
-
-
-Part = tuple[int, bytes]
-"""A checksum and what it is of."""
+        self._version = self._touched = None
 
 
 class Parts:
@@ -118,7 +123,7 @@ class Batch:
 
     def __init__(self, connection: sqlite3.Connection, known: Known) -> None:
         self._connection = connection
-        self._known = known.rows
+        self._known, self._owners = known.rows, known.owners
         self._next_key: int | None = None
         self._creates: list[tuple[Any, ...]] = []
         self._new_heads: list[tuple[Any, ...]] = []
@@ -133,52 +138,64 @@ class Batch:
         self.announce = False
         """Whether others may want to know: something was sent, created, released, finished."""
 
-    def answer(self, write: Write) -> Answer:
+    def answer(self, ready: Ready) -> Answer:
+        if isinstance(ready, ReadySave):
+            return self._save(ready)
+        if isinstance(ready, ReadyCreate):
+            return self._create(ready)
+        if isinstance(ready, Unfit):
+            return self._refuse(ready)
         try:
-            if isinstance(write, Save):
-                return self._save(write)
-            return self._create(write) if isinstance(write, Create) else self._send(write)
-        except _UNSTORABLE as error:  # raised before anything of this write was gathered
-            refusal = NotStorableError(f"a write of execution {write.id!r}", f"{type(error).__name__}: {error}")
-            refusal.__cause__ = error
-            return refusal
+            return self._send(ready)
+        except UNSTORABLE as error:  # raised before anything of it was written
+            return Unfit(ready, error).refusal
 
     # judging
 
-    def _save(self, save: Save) -> Answer:
-        row = self._known.get(save.id)
+    def _save(self, ready: ReadySave) -> Answer:
+        save = ready.save
+        row = self._judge(save)
+        if not isinstance(row, Row):
+            return row
+        key, head = row.key, save.head
+        for columns in ready.boundaries:
+            self._boundaries.append((key, *columns))
+        if ready.steps is not None:
+            self._set_steps.append((key, len(save.steps or ()), *ready.steps))
+        self._heads[key] = row, ready.numbers, ready.words, ready.crc
+        if save.clear or save.put or save.drop or head.state in ENDED:
+            self._change_entries(row, save, ready.put)
+        if ready.blobs or save.drop_blobs:
+            parts = self._parts(self._blobs, key)
+            parts.values.update(ready.blobs)
+            parts.drop(save.drop_blobs)
+        if save.take:
+            self._take(row, save.take)
+        if save.keep_from is not None and save.keep_from > row.kept:
+            self._strips.append((key, row.kept, save.keep_from))
+            row.kept = save.keep_from
+        self._move(row, head, ready.state)
+        return None
+
+    def _judge(self, save: Save) -> Row | Answer:
+        """The row that a save is to be written to, or its answer."""
+        row, head = self._known.get(save.id), save.head
         if row is None:
             return ExecutionNotFoundError(save.id)
-        head = save.head
         if row.fence != head.fence:
             return LeaseLostError(save.id, head.fence)
         if row.revision >= head.revision:
             return None
         if row.revision != head.revision - 1:
             return WriteOrderError(KIND, save.id, row.revision, head.revision)
-        state, numbers, words = head.state._value_, pack.head_numbers(head), pack.head_words(head)
-        crc = crc32(numbers, _place_of(row, save.id, state, head, words))
-        boundaries = [pack.boundary_row(row.key, save.id, boundary) for boundary in save.boundaries]
-        steps = None if save.steps is None else _steps_row(row.key, save.id, save.steps)
-        puts = _checked(save.id, save.put, rows.entry_crc) if save.put else {}
-        blobs = _checked(save.id, save.blobs, rows.blob_crc) if save.blobs else {}
-        self._boundaries += boundaries
-        if steps is not None:
-            self._set_steps.append(steps)
-        self._heads[row.key] = row, numbers, words, crc
-        if save.clear or save.put or save.drop or head.state in ENDED:
-            self._change_entries(row, save, puts)
-        if blobs or save.drop_blobs:
-            parts = self._parts(self._blobs, row.key)
-            parts.values.update(blobs)
-            parts.drop(save.drop_blobs)
-        if save.take:
-            self._take(row, save.take)
-        if save.keep_from is not None and save.keep_from > row.kept:
-            self._strips.append((row.key, row.kept, save.keep_from))
-            row.kept = save.keep_from
-        self._move(row, head, state)
-        return None
+        return row
+
+    def _refuse(self, unfit: Unfit) -> Answer:
+        write = unfit.write
+        if isinstance(write, Save):
+            answer = self._judge(write)
+            return unfit.refusal if isinstance(answer, Row) else answer
+        return False if write.id in self._known else unfit.refusal
 
     def _move(self, row: Row, head: Head, state: str) -> None:
         """Bring the row up to the new head, and see whether a column changes that an index holds."""
@@ -202,24 +219,18 @@ class Batch:
         row.state, row.owner, row.ended, row.woken, row.wake = state, head.owner, head.ended, woken, wake
         self.announce = True
 
-    def _create(self, create: Create) -> bool:
+    def _create(self, ready: ReadyCreate) -> bool:
+        create = ready.create
         if create.id in self._known:
             return False
-        head, definition = create.head, rows.definition_values(create.definition)
-        state, numbers, words = head.state._value_, pack.head_numbers(head), pack.head_words(head)
-        crc = crc32(numbers, pack.head_place(create.id, state, head.fence, head.owner, words))
-        names = rows.steps_text(create.definition.steps)
-        definition_crc, names_crc = rows.definition_crc(definition), rows.steps_crc(create.id, names)
-        boundary = pack.boundary_row(0, create.id, create.boundary)
-        blobs = _checked(create.id, create.blobs, rows.blob_crc) if create.blobs else {}
-        key, wake = self._new_key(), _wake(head)
-        row = Row(key, head.fence, head.revision, state, head.owner, head.ended, head.woken, wake, 0, 0, 0)
-        self._creates.append((key, *definition, definition_crc, *_place(row)[:-1]))
-        self._new_heads.append((head.revision, 0, numbers, words, crc, key))
-        self._steps.append((key, names, names_crc))
-        self._boundaries.append((key, *boundary[1:]))
-        if blobs:
-            self._parts(self._blobs, row.key).values.update(blobs)
+        key, head = self._new_key(), create.head
+        row = Row(key, head.fence, head.revision, ready.state, head.owner, head.ended, head.woken, _wake(head), 0, 0, 0)
+        self._creates.append((key, *ready.definition, *_place(row)[:-1]))
+        self._new_heads.append((head.revision, 0, ready.numbers, ready.words, ready.crc, key))
+        self._steps.append((key, *ready.steps))
+        self._boundaries.append((key, *ready.boundary))
+        if ready.blobs:
+            self._parts(self._blobs, key).values.update(ready.blobs)
         self._known[create.id] = row
         self.announce = True
         return True
@@ -269,6 +280,8 @@ class Batch:
         if row.owner is None and row.state not in _FINISHED:
             row.woken = True
             row.wake = 0.0 if row.state in _WAKES else row.wake
+        elif row.owner is not None and row.owner not in self._owners:
+            self._connection.execute(sql.TOUCH)
         self._moved[row.key] = row
         self.announce = True
         return row.last_message
@@ -350,30 +363,10 @@ class Batch:
             self._connection.executemany(statement, values)
 
 
-def _place_of(row: Row, id: str, state: str, head: Head, words: str | None) -> int:
-    """What the checksum of a head begins with."""
-    known, owner = row.place, head.owner
-    if words is None and known is not None and known[0] == state and known[1] == owner:
-        return known[2]
-    place = pack.head_place(id, state, head.fence, owner, words)
-    if words is None:
-        row.place = state, owner, place
-    return place
-
-
 def _wake(head: Head) -> float | None:
     """As `rows.wake_at`, never negative: 0 is the mark of what is due at once."""
     moment = rows.wake_at(head)
     return None if moment is None else max(0.0, moment)
-
-
-def _steps_row(key: int, id: str, steps: tuple[str, ...]) -> tuple[int, int, str, int]:
-    names = rows.steps_text(steps)
-    return key, len(steps), names, rows.steps_crc(id, names)
-
-
-def _checked(id: str, values: Mapping[str, bytes], crc: Callable[[str, str, bytes], int]) -> dict[str, Part]:
-    return {name: (crc(id, name, data), data) for name, data in values.items()}
 
 
 def _place(row: Row) -> tuple[Any, ...]:

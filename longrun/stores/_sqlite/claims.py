@@ -38,6 +38,8 @@ def give(connection: sqlite3.Connection, claim: Claim, now: float) -> list[Loade
         updates.append(_update(found, loaded.head, len(loaded.messages)))
     connection.executemany(sql.SAVE_HEAD, [head for head, _ in updates])
     connection.executemany(sql.MOVE, [place for _, place in updates])
+    if updates and claim.dead:
+        connection.execute(sql.TOUCH)
     return given
 
 

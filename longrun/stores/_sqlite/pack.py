@@ -96,8 +96,8 @@ def _names(kind: str, name: str | None) -> str:
     return f'["{kind}", {"null" if name is None else encode_basestring_ascii(name)}, null]'
 
 
-def boundary_row(key: int, id: str, boundary: Boundary) -> tuple[Any, ...]:
-    """For `ADD_BOUNDARY`."""
+def boundary_columns(id: str, boundary: Boundary) -> tuple[Any, ...]:
+    """For `ADD_BOUNDARY`, without the execution's key."""
     b = boundary
     started = b.started
     numbers = _BOUNDARY.pack(
@@ -107,7 +107,7 @@ def boundary_row(key: int, id: str, boundary: Boundary) -> tuple[Any, ...]:
     blobs = json.dumps(b.blobs, separators=(",", ":")) if b.blobs else None
     place = crc32(f"{id}\0{b.seq}".encode())
     state_crc = None if b.data is None else crc32(b.data, _blobs_crc(place, blobs))
-    return key, b.seq, numbers, words, crc32(numbers, crc32(words.encode(), place)), state_crc, blobs, b.data
+    return b.seq, numbers, words, crc32(numbers, crc32(words.encode(), place)), state_crc, blobs, b.data
 
 
 def boundary_values(

@@ -194,6 +194,9 @@ DELETE FROM message WHERE execution = ? AND taken = 1 AND id <= (
 """
 ANNOUNCE = "UPDATE meta SET value = value + 1 WHERE name = 'changes'"
 CHANGES = "SELECT value FROM meta WHERE name = 'changes'"
+TOUCH = "INSERT INTO meta VALUES ('touched', 1) ON CONFLICT (name) DO UPDATE SET value = value + 1"
+"""Somebody changes an execution that another one owns: with a message, by taking it over, or by removing it."""
+TOUCHED = "SELECT value FROM meta WHERE name = 'touched'"
 
 FINISHED = """
 SELECT id, key FROM execution

@@ -1,0 +1,87 @@
+"""Writes made ready for their statements: packed and with their checksums.
+
+Place in the life of an execution: checkpoint. Done in the writer's thread before it takes the lock of the database, so
+that no other process waits for it; only what has to be compared with the stored rows is left for the transaction.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from zlib import crc32
+
+from longrun.errors import NotStorableError
+from longrun.stored import Create, Head, Save, Send, Write
+from longrun.stores import rows
+from longrun.stores._sqlite import pack
+
+UNSTORABLE = (UnicodeError, OverflowError, struct.error, TypeError, ValueError)
+"""What a value raises that SQLite, or a packed column, cannot hold."""
+
+Part = tuple[int, bytes]
+"""A checksum and what it is of."""
+
+
+class _ReadyHead:
+    __slots__ = ("crc", "numbers", "state", "words")
+
+    def __init__(self, id: str, head: Head) -> None:
+        self.state, self.numbers, self.words = head.state._value_, pack.head_numbers(head), pack.head_words(head)
+        self.crc = crc32(self.numbers, pack.head_place(id, self.state, head.fence, head.owner, self.words))
+
+
+class ReadySave(_ReadyHead):
+    __slots__ = ("blobs", "boundaries", "put", "save", "steps")
+
+    def __init__(self, save: Save) -> None:
+        super().__init__(save.id, save.head)
+        id, self.save = save.id, save
+        self.boundaries = [pack.boundary_columns(id, boundary) for boundary in save.boundaries]
+        self.steps = None if save.steps is None else _steps(id, save.steps)
+        self.put = _checked(id, save.put, rows.entry_crc) if save.put else {}
+        self.blobs = _checked(id, save.blobs, rows.blob_crc) if save.blobs else {}
+
+
+class ReadyCreate(_ReadyHead):
+    __slots__ = ("blobs", "boundary", "create", "definition", "steps")
+
+    def __init__(self, create: Create) -> None:
+        super().__init__(create.id, create.head)
+        id, self.create = create.id, create
+        values = rows.definition_values(create.definition)
+        self.definition = (*values, rows.definition_crc(values))
+        self.steps = _steps(id, create.definition.steps)
+        self.boundary = pack.boundary_columns(id, create.boundary)
+        self.blobs = _checked(id, create.blobs, rows.blob_crc) if create.blobs else {}
+
+
+class Unfit:
+    """A write that cannot be stored, and why. It may have been refused anyway: that would count first."""
+
+    __slots__ = ("refusal", "write")
+
+    def __init__(self, write: Write, error: Exception) -> None:
+        self.write = write
+        self.refusal = NotStorableError(f"a write of execution {write.id!r}", f"{type(error).__name__}: {error}")
+        self.refusal.__cause__ = error
+
+
+Ready = ReadySave | ReadyCreate | Send | Unfit
+
+
+def ready(write: Write) -> Ready:
+    try:
+        if isinstance(write, Save):
+            return ReadySave(write)
+        return ReadyCreate(write) if isinstance(write, Create) else write
+    except UNSTORABLE as error:
+        return Unfit(write, error)
+
+
+def _steps(id: str, steps: tuple[str, ...]) -> tuple[str, int]:
+    names = rows.steps_text(steps)
+    return names, rows.steps_crc(id, names)
+
+
+def _checked(id: str, values: Mapping[str, bytes], crc: Callable[[str, str, bytes], int]) -> dict[str, Part]:
+    return {name: (crc(id, name, data), data) for name, data in values.items()}
