@@ -95,6 +95,8 @@ class Shelter:
         shielded."""
         scope = anyio.CancelScope()
         self._scopes.add(scope)
+        if not self.stands:
+            scope.cancel()
         try:
             with scope:
                 await self._watched(function, *args)

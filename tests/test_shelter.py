@@ -99,3 +99,11 @@ async def test_what_ends_the_program_ends_the_others_and_goes_up() -> None:
             await shelter.close()
     assert ended == ["other"]
     assert caught.group_contains(EndOfAllError)
+
+
+async def test_one_that_has_not_begun_when_all_end_ends_too() -> None:
+    with anyio.fail_after(10):
+        shelter = await standing()
+        await anyio.wait_all_tasks_blocked()
+        shelter.run(anyio.sleep_forever, name="late")
+        await shelter.close()
