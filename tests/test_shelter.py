@@ -101,9 +101,18 @@ async def test_what_ends_the_program_ends_the_others_and_goes_up() -> None:
     assert caught.group_contains(EndOfAllError)
 
 
-async def test_one_that_has_not_begun_when_all_end_ends_too() -> None:
+async def test_one_that_is_started_while_all_end_ends_too() -> None:
+    began = anyio.Event()
+
+    async def last() -> None:
+        try:
+            began.set()
+            await anyio.sleep_forever()
+        finally:
+            shelter.run(anyio.sleep_forever, name="late")
+
     with anyio.fail_after(10):
         shelter = await standing()
-        await anyio.wait_all_tasks_blocked()
-        shelter.run(anyio.sleep_forever, name="late")
+        shelter.run(last, name="last")
+        await began.wait()
         await shelter.close()
