@@ -36,7 +36,7 @@ def no_fence_file() -> None:
 @bug("no-fence-sqlite", *_in_store("sqlite", "TestSQLiteStore", FENCE))
 def no_fence_sqlite() -> None:
     """The SQLite store takes the write of a stale owner."""
-    edit("longrun.stores._sqlite.batch", "Batch._save", "row.fence != head.fence", "False")
+    edit("longrun.stores._sqlite.batch", "Batch._judge", "row.fence != head.fence", "False")
 
 
 @bug("no-fence-postgres", *_in_store("postgres", "TestPostgresStore", FENCE))
@@ -187,7 +187,16 @@ def repeated_write_applied_again() -> None:
 @bug("gap-in-the-writes", *_in_store("sqlite", "TestSQLiteStore", "test_a_save_behind_a_missing_one_is_refused"))
 def gap_in_the_writes() -> None:
     """A save is taken although the one before it is missing."""
-    edit("longrun.stores._sqlite.batch", "Batch._save", "row.revision != head.revision - 1", "False")
+    edit("longrun.stores._sqlite.batch", "Batch._judge", "row.revision != head.revision - 1", "False")
+
+
+@bug(
+    "takeover-not-told",
+    *_in_store("sqlite", "TestSQLiteStore", "test_what_others_do_to_an_execution_owned_here_is_noticed"),
+)
+def takeover_not_told() -> None:
+    """Who takes an execution over does not say so to the owner, who knows its rows by heart."""
+    edit("longrun.stores._sqlite.claims", "give", "if updates and claim.dead:", "if False:")
 
 
 @bug("message-key-forgotten", *_in_store("sqlite", "TestSQLiteStore", "test_a_key_is_accepted_once"))
