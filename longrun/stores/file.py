@@ -31,6 +31,7 @@ from longrun.stores._file.forms import boundary_from
 from longrun.stores._file.history import read_history
 from longrun.stores._file.inbox import box_of, parse_letters, read_box
 from longrun.stores._file.place import FORMAT, KIND, Place, done_inbox_name, unavailable
+from longrun.stores._file.queue import QueueDisk
 from longrun.stores._file.reading import Spot, locate, read_settled
 from longrun.stores._file.removal import delete
 from longrun.stores._file.writes import Writes
@@ -52,7 +53,7 @@ class FileBackend(StoreBackend):
     ) -> None:
         self._path = os.path.abspath(os.fspath(directory))
         self._clock = clock
-        self._disk = disk or Disk()
+        self._disk = disk or QueueDisk()
         self._parts: _Parts | None = None
         self._woken = threading.Event()
         self._seen = (-1, -1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from attrs import define, field
@@ -94,6 +95,11 @@ class PowerDisk(Disk):
         with self._lock:
             file = self._files[os.fstat(fd).st_ino]
             file.synced = file.now()
+
+    def sync_all(self, fds: Sequence[int]) -> list[OSError | None]:
+        for fd in fds:
+            self.fdatasync(fd)
+        return [None] * len(fds)
 
     def fsync(self, fd: int) -> None:
         with self._lock:

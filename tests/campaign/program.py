@@ -21,7 +21,7 @@ from longrun import EventType, ExecutionEvent, Executor, ExecutorConfig, Invalid
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.stored import Create, Loaded, Save, Write
 from longrun.stores import open_store
-from longrun.stores._file.disk import Disk
+from longrun.stores._file.queue import QueueDisk
 from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend
 from longrun.stores.store import CheckpointStore
@@ -31,7 +31,19 @@ from tests.campaign.outside import Outside
 
 T = TypeVar("T")
 TOLD = (EventType.CHECKPOINTED, EventType.EXECUTION_COMPLETED)
-DISK_CALLS = ("open", "write", "fdatasync", "fsync", "truncate", "rename", "link", "unlink", "mkdir", "lock")
+DISK_CALLS = (
+    "open",
+    "write",
+    "fdatasync",
+    "sync_all",
+    "fsync",
+    "truncate",
+    "rename",
+    "link",
+    "unlink",
+    "mkdir",
+    "lock",
+)
 CONFIG: dict[str, Any] = {
     "checkpoint_interval": 0.005,
     "heartbeat_interval": 0.2,
@@ -129,10 +141,11 @@ class Telling(InterposedBackend):
             self._outside.note("claim", id=one.definition.id, fence=head.fence, revision=head.revision, seq=head.seq)
 
 
-class DyingDisk(Disk):
+class DyingDisk(QueueDisk):
     """The system calls of the file store, with the trap around each."""
 
     def __init__(self, trap: Trap) -> None:
+        super().__init__()
         for call in DISK_CALLS:
             setattr(self, call, _around(trap, call, getattr(super(), call)))
 

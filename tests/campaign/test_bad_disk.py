@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from longrun import Executor, ExecutorConfig
-from longrun.stores._file.disk import Disk
+from longrun.stores._file.queue import QueueDisk
 from longrun.stores.file import FileBackend
 from longrun.stores.store import CheckpointStore
 from tests.campaign import work
@@ -31,6 +31,7 @@ CALLS = (
     "write",
     "pread",
     "fdatasync",
+    "sync_all",
     "fsync",
     "truncate",
     "rename",
@@ -44,10 +45,11 @@ SHARE = 5
 """One batch of workflows for so many of the campaign's size."""
 
 
-class SickDisk(Disk):
+class SickDisk(QueueDisk):
     """Fails now and then, in bursts, until it is well."""
 
     def __init__(self, dice: random.Random) -> None:
+        super().__init__()
         self._dice = dice
         self.well = False
         self.fired: Counter[str] = Counter()

@@ -32,7 +32,7 @@ T = TypeVar("T")
 CALLS = tuple(name for name in vars(Disk) if not name.startswith("_"))
 STORES = Path(longrun.stores.__file__).parent
 TO_THE_DISK = ("fcntl", "io", "os", "pathlib", "shutil", "tempfile")
-NO_CALL = ("PathLike", "fspath", "geteuid", "getpid", "path", "stat_result", "urandom")
+NO_CALL = ("PathLike", "fspath", "geteuid", "getpid", "path", "stat_result", "strerror", "urandom")
 """What the modules of the file store may have from there: nothing of it touches a file."""
 CODES = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EINTR": errno.EINTR}
 SHORT = "short"

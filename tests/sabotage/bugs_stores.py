@@ -91,7 +91,7 @@ def _in_redis(name: str, old: str, new: str) -> None:
 )
 def no_fsync_file() -> None:
     """The file store acknowledges what it has written and not synced."""
-    edit("longrun.stores._file.journal", "Journal.sync", "self.place.disk.fdatasync(self.fd)", "pass")
+    replace("longrun.stores._file.crew", "Crew.sync", lambda original: lambda self, fds: [None] * len(fds))
 
 
 @bug(
@@ -107,20 +107,12 @@ def no_directory_fsync() -> None:
 @bug("failed-sync-forgotten", "tests/stores/test_file_disk.py::test_a_failed_sync_is_never_repeated_on_the_same_file")
 def failed_sync_forgotten() -> None:
     """After a failed fsync the same file is synced again as if nothing had happened."""
-
-    def make(sync: Function) -> Function:
-        def forgetful(self: Any) -> None:
-            try:
-                sync(self)
-            except OSError:
-                if self.bad:
-                    self.place.disk.truncate(self.fd, self.size)
-                    self.bad = False
-                raise
-
-        return forgetful
-
-    replace("longrun.stores._file.journal", "Journal.sync", make)
+    edit(
+        "longrun.stores._file.saves",
+        "Saves._sync",
+        "append.journal.bad = True",
+        "self._place.disk.truncate(append.journal.fd, append.journal.size)",
+    )
 
 
 @bug("sqlite-not-synchronous", *("tests/stores/test_sqlite.py::test_settings_that_decide_durability_are_in_force",))

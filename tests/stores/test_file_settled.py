@@ -143,6 +143,7 @@ def test_what_was_given_back_too_late_is_refused(
     path: Path, backend: FileBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I3: the taker thought the owner dead, and has not read what that one writes just now."""
+    monkeypatch.setattr("longrun.stores._file.journal.FRESH", -1.0)
     new = owned("a")
     created(backend, new)
     check = Journal.check_newest

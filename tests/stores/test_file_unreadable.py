@@ -286,8 +286,10 @@ def test_in_step_progress_outlives_a_damaged_first_line(path: Path) -> None:
         assert given.entries == {"cursor": b"7"}
 
 
-def test_a_claim_that_finds_it_unreadable_blocks_it_for_everybody(path: Path) -> None:
-    """I3, I5: a large journal looks whole by its ends; who claims it finds out, and the old owner is shut out."""
+def test_a_claim_that_finds_it_unreadable_blocks_it_for_everybody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I3, I5: a large journal looks whole by its ends; who claims it finds out, and the old owner, who was away for a
+    while, is shut out and leaves no trace."""
+    monkeypatch.setattr("longrun.stores._file.journal.FRESH", -1.0)
     backend, other = FileBackend(path), FileBackend(path)
     with opened(backend), opened(other):
         new = owned("a", data=b"x" * 40_000)

@@ -3,6 +3,7 @@
 Place in the life of an execution: claim, checkpoint, finish. Each module imports only those above it::
 
     disk      every system call, in one seam
+    queue     many syncs in one call, where the kernel has it
     crew      threads that wait for the disk
     lines     one JSON line with its checksum and identity
     forms     records as plain JSON, and back

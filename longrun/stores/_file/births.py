@@ -50,13 +50,10 @@ class Birth:
         except OSError as error:
             self.error = failed(error)
 
-    def sync(self, place: Place) -> None:
-        """Make it durable. Runs in a thread of the crew."""
-        try:
-            place.disk.fsync(self.fd)
-        except OSError as error:
-            self.error = failed(error)
-            self.abandon(place)
+    def fail(self, place: Place, error: OSError) -> None:
+        """It could not be made durable."""
+        self.error = failed(error)
+        self.abandon(place)
 
     def publish(self, place: Place) -> bool | LongrunError:
         """Let it appear, unless the id is taken."""

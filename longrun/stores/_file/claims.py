@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import attrs
 
 from longrun.clock import Clock
-from longrun.errors import CorruptDataError, StoreUnavailableError
+from longrun.errors import CorruptDataError
 from longrun.stored import Claim, Head, Loaded, Save
 from longrun.stores._file.contents import (
     NO_MAIL,
@@ -34,7 +34,7 @@ from longrun.stores._file.inbox import Letters, box_of, read_letters
 from longrun.stores._file.journal import Journal, failed
 from longrun.stores._file.lines import Identity
 from longrun.stores._file.mine import Journals
-from longrun.stores._file.place import KIND, journal_name
+from longrun.stores._file.place import journal_name
 from longrun.stores._file.reading import Spot, locate, read_spot, with_next_step
 from longrun.stores.choice import is_free, is_wanted
 
@@ -49,13 +49,6 @@ class _Taken:
     journal: Journal
     contents: Contents
     letters: Letters
-    error: StoreUnavailableError | None = None
-
-    def sync(self) -> None:
-        try:
-            self.journal.place.disk.fdatasync(self.journal.fd)
-        except OSError as error:
-            self.error = failed(error)
 
 
 class _UnreadableError(Exception):
@@ -123,24 +116,25 @@ class Claims:
 
     def _take_all(self, entries: list[Entry], claim: Claim) -> list[Loaded]:
         taken: list[_Taken] = []
+        errors: list[OSError | None] = []
         try:
             ended = any(entry.head.state.finished for entry in entries)
             with self._place.locked(shared=True) if ended else contextlib.nullcontext():
                 taken += [one for entry in entries if (one := self._take(entry, claim)) is not None]
-            self._crew.run(_Taken.sync, taken)
+            errors = self._crew.sync([one.journal.fd for one in taken])
             if taken:
                 self._place.live.sync()
         except BaseException:
             self._give_back(taken)
             raise
-        failures = [one for one in taken if one.error is not None]
-        self._give_back(failures)
-        given = [one for one in taken if one.error is None]
+        given = [one for one, error in zip(taken, errors, strict=True) if error is None]
+        self._give_back([one for one, error in zip(taken, errors, strict=True) if error is not None])
         for one in given:
             self._journals.adopt(one.journal, _entry(one))
         self._journals.shrink()
-        if failures and not given:
-            raise failures[0].error or StoreUnavailableError(KIND, "a claim failed")
+        for error in errors:
+            if error is not None and not given:
+                raise failed(error)
         for one in given:
             one.contents.damage += one.letters.damage
         return [one.contents.loaded(one.letters.messages.values()) for one in given]

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from longrun.stores._file.disk import Disk
+
 T = TypeVar("T")
 
 SIZE = 16
@@ -18,8 +20,35 @@ SIZE = 16
 class Crew:
     """The caller works too; for a single item no thread is needed at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
         self._pool = ThreadPoolExecutor(SIZE - 1, thread_name_prefix="longrun-file-sync")  # threads start when needed
+
+    def sync(self, fds: Sequence[int]) -> list[OSError | None]:
+        """Make what was written to these files durable, and answer for each: all at once where the disk can."""
+        if len(fds) == 1:
+            return [self._sync(fds[0])]
+        answers: list[OSError | None] = []
+        try:
+            while len(answers) < len(fds) and (more := self._disk.sync_all(fds[len(answers) :])):
+                answers += more
+        except OSError as error:
+            return [error] * len(fds)
+        rest = range(len(answers), len(fds))
+        answers += [None] * len(rest)
+
+        def sync(n: int) -> None:
+            answers[n] = self._sync(fds[n])
+
+        self.run(sync, rest)
+        return answers
+
+    def _sync(self, fd: int) -> OSError | None:
+        try:
+            self._disk.fdatasync(fd)
+        except OSError as error:
+            return error
+        return None
 
     def run(self, function: Callable[[T], object], items: Sequence[T]) -> None:
         """Call `function` with each item, several at a time. If a call raises, so does this, when all have ended."""

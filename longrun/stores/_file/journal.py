@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import time
 from collections.abc import Callable, Iterable
 
 import attrs
@@ -27,6 +28,8 @@ from longrun.stores._file.reading import START_SIZE, Replay, Spot, read_spot, si
 
 GROWTH = 1 << 18
 """Bytes that a journal may grow, beyond twice its snapshot, before it is compacted."""
+FRESH = 1.0
+"""Seconds for which an owner that found no newer generation looks for one only after it has written, not before."""
 
 
 class Journal:
@@ -34,7 +37,7 @@ class Journal:
 
     __slots__ = (
         *("bad", "born", "fd", "gen", "head", "id", "identity", "ino", "limit", "mail", "n", "name", "next_name"),
-        *("place", "saves", "size", "stem", "total"),
+        *("place", "saves", "seen", "size", "stem", "total"),
     )
 
     def __init__(
@@ -46,6 +49,7 @@ class Journal:
         self.identity = Identity(id, gen)
         self.head, self.mail, self.n, self.size = head, mail, n, size
         self.ino = place.disk.fstat(fd).st_ino
+        self.seen = time.monotonic()
         self.saves = 0
         self.bad = False
         self.total: int | None = None
@@ -85,20 +89,17 @@ class Journal:
             self.settled()
             raise
 
-    def sync(self) -> None:
-        """Make what was written durable. A journal for which that failed is bad, and never synced again."""
-        try:
-            self.place.disk.fdatasync(self.fd)
-        except OSError:
-            self.bad = True
-            raise
-
     def settled(self) -> None:
         """All of the file is durable and acknowledged, or no longer ours."""
         self.place.live.unsettled.pop(self.ino, None)
 
+    def check_before(self, now: float) -> None:
+        """For a stale owner, which should not even try. It decides nothing, so that one look serves for a while."""
+        if now > self.seen + FRESH:
+            self.check_newest()
+
     def check_newest(self) -> None:
-        """Raise if a newer generation is there: for a stale owner that should not even try. It decides nothing."""
+        """Raise if a newer generation is there."""
         if self.place.live.stat(self.next_name) is not None:
             raise LeaseLostError(self.id, self.head.fence)
 

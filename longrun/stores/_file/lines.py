@@ -65,10 +65,11 @@ def pack(identity: Identity, n: int, fields: dict[str, Any], payloads: Sequence[
     """The line, newline included. `fields` begin with their `kind`."""
     rest = _dumped(fields)[1:]
     if payloads:
-        sizes, texts = _texts(payloads)
-        body = b'%b%d,"sizes":[%b],"data":[%b],%b' % (identity.front, n, sizes, b",".join(texts), rest)
+        sizes, texts = zip(*map(_text, payloads), strict=True)
+        data = b'%d,"sizes":[%b],"data":[%b],' % (n, b",".join(sizes), b",".join(texts))
     else:
-        body = b"%b%d,%b" % (identity.front, n, rest)
+        data = b"%d," % n
+    body = identity.front + data + rest
     return b'{"crc":"%08x",%b\n' % (crc32(body), body)
 
 
@@ -90,18 +91,12 @@ def _loaded(text: bytes) -> Any:
     return json.loads(text)
 
 
-def _texts(payloads: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
-    sizes: list[bytes] = []
-    texts: list[bytes] = []
-    for payload in payloads:
-        if payload and payload[0] in _JSON_STARTS and b"\n" not in payload:
-            texts.append(payload)
-            sizes.append(b"%d" % len(payload))
-        else:
-            text = b'"%b"' % binascii.b2a_base64(payload, newline=False)
-            texts.append(text)
-            sizes.append(b"-%d" % len(text))
-    return b",".join(sizes), texts
+def _text(payload: bytes) -> tuple[bytes, bytes]:
+    """What stands under `sizes`, and what under `data`."""
+    if payload and payload[0] in _JSON_STARTS and b"\n" not in payload:
+        return b"%d" % len(payload), payload
+    text = b'"%b"' % binascii.b2a_base64(payload, newline=False)
+    return b"-%d" % len(text), text
 
 
 def unpack(line: bytes, identity: Identity) -> Line:

@@ -25,6 +25,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote, unquote
@@ -44,6 +45,8 @@ BELL_NAMES = 500
 EVERYTHING = "*"
 """Rung instead of names where there are too many of them."""
 NAME_LIMIT = 160
+_PLAIN = re.compile(rf"[A-Za-z0-9_.~-]{{1,{NAME_LIMIT}}}")
+"""An id that is its own name: quoting leaves all of these as they are."""
 LOCK_PATIENCE = 10.0
 STALE_TEMPORARY = 3600.0
 _FOLDERS = ("live", "done", "history", "inbox", "owners", "quarantine", "tmp")
@@ -52,9 +55,11 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST,
 
 def stem_of(id: str) -> str:
     """The file name of an id, or of an owner: never a path, never two ids on one name."""
+    if _PLAIN.fullmatch(id):
+        return id
     name = quote(id, safe="", errors="surrogatepass")
     if len(name) <= NAME_LIMIT:
-        return id if name == id else name
+        return name
     digest = hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
     return f"{name[: NAME_LIMIT - 42]}%h{digest}"  # no quoted name holds %h
 

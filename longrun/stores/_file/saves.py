@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 
 from longrun.errors import (
@@ -86,13 +87,13 @@ class _Append:
         except OSError as error:
             self.error = failed(error)
 
-    def write(self) -> None:
+    def write(self, now: float) -> None:
         journal = self.journal
         try:
             if not journal.reopen():
                 self.error = _StaleError()
             elif self.lines:
-                journal.check_newest()
+                journal.check_before(now)
                 data = self.lines[0] if len(self.lines) == 1 else b"".join(self.lines)
                 self.size = len(data)
                 journal.write(data)
@@ -101,14 +102,7 @@ class _Append:
         except OSError as error:
             self.error = failed(error)
 
-    def sync(self) -> None:
-        """Runs in a thread of the crew."""
-        try:
-            self.journal.sync()
-        except OSError as error:
-            self.error = failed(error)
-
-    def confirm(self) -> None:
+    def confirm(self, now: float) -> None:
         """Only now that all of it is durable: look whether the journal is still ours."""
         self.durable = bool(self.lines)
         try:
@@ -117,6 +111,8 @@ class _Append:
             self.error = error
         except OSError as error:
             self.error = failed(error)
+        else:
+            self.journal.seen = now
 
 
 class Saves:
@@ -224,15 +220,24 @@ class Saves:
 
     def _flush(self, chunk: list[_Append]) -> None:
         """Write everything, sync everything, and only then look whether the journals are still ours."""
+        now = time.monotonic()
         self._crew.run(_Append.mend, [append for append in chunk if append.journal.bad])
         for append in chunk:
             if append.error is None:
-                append.write()
-        self._crew.run(_Append.sync, [append for append in chunk if append.lines and append.error is None])
+                append.write(now)
+        self._sync([append for append in chunk if append.lines and append.error is None])
         for append in chunk:
             if append.error is None:
-                append.confirm()
+                append.confirm(now)
         self._journals.used([append.journal for append in chunk])
+
+    def _sync(self, written: list[_Append]) -> None:
+        """A journal for which that fails is bad, and never synced again."""
+        errors = self._crew.sync([append.journal.fd for append in written])
+        for append, error in zip(written, errors, strict=True):
+            if error is not None:
+                append.journal.bad = True
+                append.error = failed(error)
 
     # what came of it
 

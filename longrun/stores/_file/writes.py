@@ -33,7 +33,7 @@ class Writes:
 
     def __init__(self, place: Place, catalog: Catalog, finished: Finished) -> None:
         self.place, self.catalog, self.finished = place, catalog, finished
-        self.crew = Crew()
+        self.crew = Crew(place.disk)
         self.journals = Journals(place, catalog, finished)
         self.janitor = Janitor(place, catalog, finished, self.crew)
         self._saves = Saves(self.journals, self.crew, self.janitor)
@@ -77,7 +77,10 @@ class Writes:
         try:
             for birth in births:
                 birth.write(self.place)
-            self.crew.run(lambda birth: birth.sync(self.place), [birth for birth in births if birth.error is None])
+            written = [birth for birth in births if birth.error is None]
+            for birth, error in zip(written, self.crew.sync([birth.fd for birth in written]), strict=True):
+                if error is not None:
+                    birth.fail(self.place, error)
             with self.place.locked(shared=True):
                 for birth in births:
                     answers[birth.where] = birth.publish(self.place)
