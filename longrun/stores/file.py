@@ -330,6 +330,9 @@ def _guarded(doing: str) -> Iterator[None]:
 
 def _in_order(batch: Sequence[Write]) -> Iterator[list[tuple[int, Write]]]:
     """Cut a batch where a write follows one of another kind on the same execution: kinds are then done one by one."""
+    if len({type(write) for write in batch}) == 1:
+        yield list(enumerate(batch))
+        return
     kinds: dict[str, type] = {}
     part: list[tuple[int, Write]] = []
     for n, write in enumerate(batch):

@@ -27,7 +27,7 @@ from longrun.stores._file.forms import (
     head_form,
     head_from,
 )
-from longrun.stores._file.lines import Identity, Line, pack
+from longrun.stores._file.lines import Identity, Line, pack, pack_twice
 
 INLINE_LIMIT = 8192
 """Payloads up to this many bytes, together, stand in the save's own line; the end of a file then shows the head."""
@@ -279,10 +279,12 @@ class Contents:
 
     def old_rows(self) -> list[dict[str, Any]]:
         """The rows before the oldest kept state, oldest first."""
-        return [self.rows[seq] for seq in sorted(self.rows) if seq < self._oldest()]
+        oldest = self._oldest()
+        return [self.rows[seq] for seq in sorted(self.rows) if seq < oldest]
 
     def drop_old_rows(self) -> None:
-        self.rows = {seq: row for seq, row in self.rows.items() if seq >= self._oldest()}
+        oldest = self._oldest()
+        self.rows = {seq: row for seq, row in self.rows.items() if seq >= oldest}
 
     def _oldest(self) -> int:
         return min([*self.states, *self.lost], default=0)
@@ -326,7 +328,7 @@ def first_lines(identity: Identity, definition: Definition, born: str, n: int = 
     """Definition and steps, and a copy of both, so that one damaged line does not cost the execution (I5)."""
     about: dict[str, Any] = {"kind": "definition", "born": born, "definition": definition_form(definition)}
     steps: dict[str, Any] = {"kind": "steps", "steps": definition.steps}
-    return [pack(identity, number, fields) for number, fields in enumerate((about, steps, about, steps), n)]
+    return pack_twice(identity, n, about, steps)
 
 
 class _Payloads:
@@ -334,17 +336,19 @@ class _Payloads:
 
     __slots__ = ("before", "identity", "inline", "n", "room")
 
-    def __init__(self, identity: Identity, n: int, room: int) -> None:
-        self.identity, self.n, self.room = identity, n, room
+    def __init__(self, identity: Identity, n: int) -> None:
+        self.identity, self.n, self.room = identity, n, INLINE_LIMIT
         self.before: list[bytes] = []
         self.inline: list[bytes] = []
 
-    def add(self, data: bytes, apart: dict[str, Any]) -> int:
-        """The place in the line, or -1 for a line of its own with the fields `apart`."""
-        if len(data) > self.room:
-            self.before.append(pack(self.identity, self.n + len(self.before), apart, [data]))
+    def add(self, data: bytes, kind: str, name: str, value: str | int) -> int:
+        """The place in the line, or -1 for a line of its own of that kind, with a field that says what it is."""
+        size = len(data)
+        if size > self.room:
+            fields = {"kind": kind, name: value}
+            self.before.append(pack(self.identity, self.n + len(self.before), fields, [data]))
             return -1
-        self.room -= len(data)
+        self.room -= size
         self.inline.append(data)
         return len(self.inline) - 1
 
@@ -358,22 +362,22 @@ def save_lines(
 ) -> list[bytes]:
     """The lines of one save, numbered from `n`: usually one, with large payloads in lines before it."""
     fields: dict[str, Any] = {"kind": "save", "head": head_form(save.head)}
-    payloads = _Payloads(identity, n, INLINE_LIMIT)
+    payloads = _Payloads(identity, n)
     if whole:
         fields["whole"] = True
     if total is not None:
         fields["total"] = total
     if save.boundaries:
-        rows = fields["boundaries"] = [boundary_form(boundary) for boundary in save.boundaries]
-        for boundary, row in zip(save.boundaries, rows, strict=True):
+        rows = fields["boundaries"] = []
+        for boundary in save.boundaries:
+            row = boundary_form(boundary)
             if boundary.data is not None:
-                row["state"] = payloads.add(boundary.data, {"kind": "state", "seq": boundary.seq})
+                row["state"] = payloads.add(boundary.data, "state", "seq", boundary.seq)
+            rows.append(row)
     if save.blobs:
-        fields["blobs"] = {
-            name: payloads.add(data, {"kind": "blob", "name": name}) for name, data in save.blobs.items()
-        }
+        fields["blobs"] = {name: payloads.add(data, "blob", "name", name) for name, data in save.blobs.items()}
     if save.put:
-        fields["put"] = {key: payloads.add(data, {"kind": "entry", "key": key}) for key, data in save.put.items()}
+        fields["put"] = {key: payloads.add(data, "entry", "key", key) for key, data in save.put.items()}
     _add_rest(save, mail, fields)
     return payloads.lines(fields)
 
@@ -398,19 +402,17 @@ def snapshot_lines(identity: Identity, contents: Contents, n: int) -> list[bytes
     head, definition = contents.found()
     definition = attrs.evolve(definition, steps=contents.steps or ())
     found = first_lines(identity, definition, contents.born, n)
-    payloads = _Payloads(identity, n + len(found), INLINE_LIMIT)
+    payloads = _Payloads(identity, n + len(found))
     fields: dict[str, Any] = {"kind": "save", "whole": True, "head": head_form(head)}
     rows: list[dict[str, Any]] = []
     for seq in sorted(contents.rows):
         row = {key: value for key, value in contents.rows[seq].items() if key != "state"}
         if seq in contents.states:
-            row["state"] = payloads.add(contents.states[seq], {"kind": "state", "seq": seq})
+            row["state"] = payloads.add(contents.states[seq], "state", "seq", seq)
         rows.append(row)
     fields["boundaries"] = rows
-    fields["blobs"] = {
-        name: payloads.add(data, {"kind": "blob", "name": name}) for name, data in contents.blobs.items()
-    }
-    fields["put"] = {key: payloads.add(data, {"kind": "entry", "key": key}) for key, data in contents.entries.items()}
+    fields["blobs"] = {name: payloads.add(data, "blob", "name", name) for name, data in contents.blobs.items()}
+    fields["put"] = {key: payloads.add(data, "entry", "key", key) for key, data in contents.entries.items()}
     if contents.mail.upto or contents.mail.more:
         fields["mail"] = contents.mail.form
     if contents.told or contents.damage:

@@ -210,7 +210,7 @@ class Folder:
 
     def create(self, name: str, flags: int = os.O_RDWR) -> int:
         """A new file, empty and private; `FileExistsError` if the name is taken."""
-        fd = self.open(name, flags | os.O_CREAT | os.O_EXCL)
+        fd = self.disk.open(name, flags | os.O_CREAT | os.O_EXCL, self.fd)
         try:
             if stat.S_IMODE(self.disk.fstat(fd).st_mode) != FILE_MODE:  # an odd umask
                 self.disk.chmod(fd, FILE_MODE)

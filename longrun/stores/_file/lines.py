@@ -28,9 +28,9 @@ _BEHIND_CRC = 18
 _ID = re.compile(rb'"id":("(?:[^"\\]|\\.)*"),"gen":(\d+),"n":')
 _FRONT = re.compile(rb'(\d+)(?:,"sizes":\[([-0-9,]*)\],"data":\[)?')
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-_OURS = frozenset({"save", "state", "blob", "entry", "steps"})
+_OURS = frozenset({"save", "state", "blob", "entry", "steps", "row"})
 """Kinds of lines with nothing in them but text and small numbers of our own: no large number and no NaN of a user's."""
-_OURS_STARTS = (b'{"kind":"save"', b'{"kind":"steps"')
+_OURS_STARTS = (b'{"kind":"save"', b'{"kind":"steps"', b'{"kind":"row"')
 _JSON_STARTS = frozenset(b'{["-0123456789tfn')
 
 
@@ -63,13 +63,16 @@ class BrokenLineError(Exception):
 
 def pack(identity: Identity, n: int, fields: dict[str, Any], payloads: Sequence[bytes] = ()) -> bytes:
     """The line, newline included. `fields` begin with their `kind`."""
-    rest = _dumped(fields)[1:]
-    if payloads:
-        sizes, texts = zip(*map(_text, payloads), strict=True)
-        data = b'%d,"sizes":[%b],"data":[%b],' % (n, b",".join(sizes), b",".join(texts))
-    else:
-        data = b"%d," % n
-    body = identity.front + data + rest
+    return _sealed(b"%b%d%b,%b" % (identity.front, n, _data(payloads), _dumped(fields)[1:]))
+
+
+def pack_twice(identity: Identity, n: int, *lines: dict[str, Any]) -> list[bytes]:
+    """These lines, without payloads, and behind them the same again."""
+    texts = [_dumped(fields)[1:] for fields in lines]
+    return [_sealed(b"%b%d,%b" % (identity.front, number, text)) for number, text in enumerate(texts * 2, n)]
+
+
+def _sealed(body: bytes) -> bytes:
     return b'{"crc":"%08x",%b\n' % (crc32(body), body)
 
 
@@ -91,12 +94,20 @@ def _loaded(text: bytes) -> Any:
     return json.loads(text)
 
 
-def _text(payload: bytes) -> tuple[bytes, bytes]:
-    """What stands under `sizes`, and what under `data`."""
-    if payload and payload[0] in _JSON_STARTS and b"\n" not in payload:
-        return b"%d" % len(payload), payload
-    text = b'"%b"' % binascii.b2a_base64(payload, newline=False)
-    return b"-%d" % len(text), text
+def _data(payloads: Sequence[bytes]) -> bytes:
+    if not payloads:
+        return b""
+    sizes: list[bytes] = []
+    texts: list[bytes] = []
+    for payload in payloads:
+        if payload and payload[0] in _JSON_STARTS and b"\n" not in payload:
+            texts.append(payload)
+            sizes.append(b"%d" % len(payload))
+        else:
+            text = b'"%b"' % binascii.b2a_base64(payload, newline=False)
+            texts.append(text)
+            sizes.append(b"-%d" % len(text))
+    return b',"sizes":[%b],"data":[%b]' % (b",".join(sizes), b",".join(texts))
 
 
 def unpack(line: bytes, identity: Identity) -> Line:
