@@ -184,8 +184,8 @@ class FileBackend(StoreBackend):
         catalog, finished = self._open.catalog, self._open.finished
         with catalog.lock:
             catalog.look_for(query)
-            heads = [(entry.definition, entry.effective) for entry in catalog.entries.candidates(query)]
-            rows = [Stored(definition=one, head=head) for one, head in heads if matches(one, head, query)]
+            found = [entry.shown for entry in catalog.entries.candidates(query) if entry.may_be(query.states)]
+            rows = [Stored(definition=one, head=head) for one, head in found if matches(one, head, query)]
             ids = None if finished.has_none(query) else {entry.id for entry in catalog.entries.by_stem.values()}
             return rows, ids
 

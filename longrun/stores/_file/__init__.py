@@ -14,7 +14,8 @@ Place in the life of an execution: claim, checkpoint, finish. Each module import
     journal   a journal of ours: append to it, replace it, remove what is over
     inbox     messages, from anybody
     owners    leases
-    entries   what is known of every live execution
+    entry     what is known of a live execution
+    entries   the same of all of them, and who is due
     catalog   the same, kept up with what other processes do
     skim      the index of finished executions, unparsed
     done      finished executions and the index of them

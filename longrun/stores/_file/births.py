@@ -14,7 +14,7 @@ from longrun.errors import CorruptDataError, LongrunError, StoreUnavailableError
 from longrun.stored import Create, Save, Send
 from longrun.stores._file.contents import NO_MAIL, Mail, first_lines, save_lines
 from longrun.stores._file.disk import close_all
-from longrun.stores._file.entries import Entry, Mark, mark_of
+from longrun.stores._file.entry import Entry, Mark, mark_of
 from longrun.stores._file.inbox import Box, send
 from longrun.stores._file.journal import Journal, failed
 from longrun.stores._file.lines import Identity
@@ -104,7 +104,7 @@ class Birth:
     def entry(self) -> Entry:
         create = self.create
         definition = attrs.evolve(create.definition, steps=())
-        return Entry(stem_of(create.id), 0, self.born, definition, create.head, NO_MAIL, self.mark)
+        return Entry(stem_of(create.id), 0, (self.born, definition, create.head), NO_MAIL, self.mark)
 
 
 @attrs.define(eq=False)

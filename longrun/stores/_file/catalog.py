@@ -18,16 +18,8 @@ from longrun.logging import Log
 from longrun.stored import Head, Message, Query
 from longrun.stores._file.contents import Contents, Mail, remains
 from longrun.stores._file.disk import UnreadableFileError
-from longrun.stores._file.entries import (
-    Entries,
-    Entry,
-    Mark,
-    changed_at,
-    is_about_records,
-    is_same_file,
-    mark_of,
-    may_leave,
-)
+from longrun.stores._file.entries import Entries, is_about_records
+from longrun.stores._file.entry import Entry, Mark, changed_at, is_same_file, mark_of, may_leave
 from longrun.stores._file.inbox import box_of, read_letters
 from longrun.stores._file.journal import Journal
 from longrun.stores._file.place import EVERYTHING, Place, journal_name, parse_journal_name, stem_of
@@ -178,7 +170,7 @@ class Catalog:
         whose = None if known is None else (known.id, known.born, known.definition)
         summary = read_summary(self._place, spot, whose)
         if summary is not None:
-            return Entry(spot.stem, spot.gen, summary.born, summary.definition, summary.head, summary.mail, mark)
+            return Entry(spot.stem, spot.gen, (summary.born, summary.definition, summary.head), summary.mail, mark)
         contents = Contents(id_in(spot))
         try:
             contents, _ = read_spot(self._place, contents.id, spot)
@@ -186,7 +178,7 @@ class Catalog:
         except CorruptDataError as error:
             return self._unreadable(spot, contents, error, mark)
         head, definition = contents.found()
-        return Entry(spot.stem, spot.gen, contents.born, definition, head, contents.mail, mark)
+        return Entry(spot.stem, spot.gen, (contents.born, definition, head), contents.mail, mark)
 
     def _unreadable(self, spot: Spot, contents: Contents, error: CorruptDataError, mark: Mark) -> Entry:
         """Nobody can go on with it, but it is not lost: it is listed, its bytes are kept, and it can be deleted. What
@@ -198,7 +190,7 @@ class Catalog:
             self._log.error("store.unreadable", execution=contents.id, file=f"live/{spot.name}", problem=str(error))
         definition, head = remains(contents, str(error), changed_at(mark))
         known = None if closed else mark
-        return Entry(spot.stem, spot.gen, contents.born, definition, head, contents.mail, known, unreadable=True)
+        return Entry(spot.stem, spot.gen, (contents.born, definition, head), contents.mail, known, unreadable=True)
 
     def _update_inbox(self, stem: str) -> None:
         entry = self.entries.by_stem.get(stem)
@@ -227,7 +219,7 @@ class Catalog:
     def put(self, entry: Entry) -> None:
         with self.lock:
             self.entries.put(entry)
-            if may_leave(entry.head) and not entry.unreadable:
+            if may_leave(entry) and not entry.unreadable:
                 self.finished[entry.stem] = entry
             else:
                 self.finished.pop(entry.stem, None)
@@ -251,9 +243,10 @@ class Catalog:
         entry = self.entries.by_stem.get(journal.stem)
         if entry is None or entry.gen != journal.gen:
             return  # somebody took it over in this moment; the file was read again
-        self.entries.saved(entry, head, mail)
         if total is not None and total != entry.definition.total:
-            entry.definition = attrs.evolve(entry.definition, total=total)
+            born, definition, before = entry.records
+            entry.records = (born, attrs.evolve(definition, total=total), before)
+        self.entries.saved(entry, head, mail)
         entry.mark = None
         if head.owner is None and status is not None and status.st_size == journal.size:
             entry.mark = mark_of(status)  # until others write there, nothing need be read again

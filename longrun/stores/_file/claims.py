@@ -28,7 +28,8 @@ from longrun.stores._file.contents import (
 from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import UnopenableError, UnreadableFileError, write_all
 from longrun.stores._file.done import read_done
-from longrun.stores._file.entries import Entry, rank
+from longrun.stores._file.entries import rank
+from longrun.stores._file.entry import Entry
 from longrun.stores._file.history import move_history
 from longrun.stores._file.inbox import Letters, box_of, read_letters
 from longrun.stores._file.journal import Journal, failed
@@ -83,11 +84,7 @@ class Claims:
             for owner in claim.dead:
                 self._catalog.look_at(owner)
             found = self._catalog.entries.due(claim)
-            return [
-                entry
-                for entry in found
-                if is_free(entry.head, claim) and is_wanted(entry.definition, entry.effective, claim)
-            ]
+            return [entry for entry in found if _is_asked_for(entry, claim)]
 
     def _named(self, claim: Claim, ids: Iterable[str]) -> list[Entry]:
         found: list[Entry] = []
@@ -98,7 +95,7 @@ class Claims:
             entry = None if spot is None else self._catalog.find(id, spot.gen)
             if entry is None or entry.unreadable or entry.closed_inbox is not None:
                 continue  # it is listed as blocked; `load` says why
-            if is_free(entry.head, claim) and is_wanted(entry.definition, entry.effective, claim):
+            if _is_asked_for(entry, claim):
                 found.append(entry)
         return found
 
@@ -118,7 +115,7 @@ class Claims:
         taken: list[_Taken] = []
         errors: list[OSError | None] = []
         try:
-            ended = any(entry.head.state.finished for entry in entries)
+            ended = any(entry.state.finished for entry in entries)
             with self._place.locked(shared=True) if ended else contextlib.nullcontext():
                 taken += [one for entry in entries if (one := self._take(entry, claim)) is not None]
             errors = self._crew.sync([one.journal.fd for one in taken])
@@ -235,9 +232,13 @@ class Claims:
                 self._catalog.find(entry.id, spot.gen)
 
 
+def _is_asked_for(entry: Entry, claim: Claim) -> bool:
+    definition, head = entry.shown
+    return is_free(head, claim) and is_wanted(definition, head, claim)
+
+
 def _entry(taken: _Taken) -> Entry:
     journal, contents = taken.journal, taken.contents
     head, definition = contents.found()
-    entry = Entry(journal.stem, journal.gen, contents.born, definition, head, contents.mail)
-    entry.letters = tuple(taken.letters.messages)
-    return entry
+    records = (contents.born, definition, head)
+    return Entry(journal.stem, journal.gen, records, contents.mail, letters=tuple(taken.letters.messages))

@@ -19,7 +19,7 @@ from longrun.records import FINISHED, ExecutionState
 from longrun.stored import Definition, Head, Query, Stored
 from longrun.stores._file.contents import Contents, remains
 from longrun.stores._file.disk import UnreadableFileError, read_range, write_all
-from longrun.stores._file.entries import Entry, Mark, mark_of
+from longrun.stores._file.entry import Entry, Mark, mark_of
 from longrun.stores._file.forms import definition_form, definition_from, head_form, head_from
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, pack, unpack_any
 from longrun.stores._file.place import FINISHED_INDEX, Place, done_name, id_of, stem_of
@@ -260,7 +260,9 @@ class Finished:
             self._append([b""])
 
     def add(self, ended: Iterable[Entry]) -> None:
-        self._append([_line(entry.definition, entry.born, entry.gen, entry.head) for entry in ended])
+        self._append(
+            [_line(definition, born, entry.gen, head) for entry in ended for born, definition, head in [entry.records]]
+        )
 
     def remove(self, ids: Iterable[str]) -> None:
         self._append([pack(Identity(id, 0), 1, {"kind": "gone"}) for id in ids])

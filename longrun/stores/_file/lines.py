@@ -77,16 +77,21 @@ def _sealed(body: bytes) -> bytes:
 
 
 def _dumped(fields: dict[str, Any]) -> bytes:
-    if orjson is not None and fields["kind"] in _OURS:
+    return dumped(fields, ours=fields["kind"] in _OURS)
+
+
+def dumped(value: Any, *, ours: bool) -> bytes:
+    """JSON text, in no more bytes than it needs; `ours`: text and small numbers of our own and no others."""
+    if orjson is not None and ours:
         try:
-            return orjson.dumps(fields)  # type: ignore[no-any-return]  # bytes, always
+            return orjson.dumps(value)  # type: ignore[no-any-return]  # bytes, always
         except TypeError:  # text that is no Unicode
             pass
-    return _ENCODER.encode(fields).encode()
+    return _ENCODER.encode(value).encode()
 
 
-def _loaded(text: bytes) -> Any:
-    if orjson is not None and text.startswith(_OURS_STARTS):
+def loaded(text: bytes, *, ours: bool) -> Any:
+    if orjson is not None and ours:
         try:
             return orjson.loads(text)
         except ValueError:  # as above
@@ -128,7 +133,8 @@ def unpack(line: bytes, identity: Identity) -> Line:
             payloads.append(text if length > 0 else binascii.a2b_base64(text[1:-1]))
             position += abs(length) + 1
     try:
-        fields = _loaded(b"{" + body[position + 1 :])
+        text = b"{" + body[position + 1 :]
+        fields = loaded(text, ours=text.startswith(_OURS_STARTS))
     except ValueError as error:
         raise BrokenLineError from error
     return Line(int(match[1]), fields, payloads)

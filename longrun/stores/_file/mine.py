@@ -15,7 +15,7 @@ from longrun.stored import Save
 from longrun.stores._file.catalog import Catalog
 from longrun.stores._file.disk import write_all
 from longrun.stores._file.done import Finished
-from longrun.stores._file.entries import Entry
+from longrun.stores._file.entry import Entry
 from longrun.stores._file.journal import Journal
 from longrun.stores._file.lines import fits
 from longrun.stores._file.moving import bring_back

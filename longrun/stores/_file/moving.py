@@ -12,7 +12,7 @@ import attrs
 from longrun.errors import CorruptDataError
 from longrun.stores._file.crew import Crew
 from longrun.stores._file.done import Finished
-from longrun.stores._file.entries import Entry, may_leave
+from longrun.stores._file.entry import Entry, may_leave
 from longrun.stores._file.journal import remove_between, remove_locked
 from longrun.stores._file.place import Place, done_inbox_name, done_name, journal_name, stem_of
 from longrun.stores._file.reading import Spot, read_summary, signpost, stands_alone

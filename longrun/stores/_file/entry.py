@@ -1,0 +1,129 @@
+"""What this process knows of one execution in live/: definition, head and mail.
+
+Place in the life of an execution: claim, and every listing. There may be a hundred thousand of them that sleep or wait,
+so that one which nobody has is kept in little room, and its records are made when they are asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from longrun.records import ExecutionState
+from longrun.stored import Definition, Head
+from longrun.stores._file.contents import Mail, blocked_head, woken_head
+from longrun.stores._file.forms import definition_form, definition_from, head_form, head_from
+from longrun.stores._file.lines import dumped, loaded
+
+Mark = bytes
+"""Size, time of change, inode, mode and user: what tells a file that changed from one that did not. Packed, since there
+is one for every execution."""
+_MARK = struct.Struct("=qqQII")
+
+
+def mark_of(status: os.stat_result, size: int | None = None) -> Mark:
+    """With a `size`, as if the file had that."""
+    size = status.st_size if size is None else size
+    return _MARK.pack(size, status.st_mtime_ns, status.st_ino, status.st_mode, status.st_uid)
+
+
+def is_same_file(one: Mark | None, other: Mark) -> bool:
+    return one is not None and _MARK.unpack(one)[2] == _MARK.unpack(other)[2]
+
+
+def changed_at(mark: Mark) -> float:
+    return float(_MARK.unpack(mark)[1] / 1e9)
+
+
+_METADATA = b'"metadata":'
+"""In the text of records that hold something of a user's."""
+Records = tuple[str, Definition, Head]
+"""Its birth mark, its definition without the steps, its head."""
+
+
+class Entry:
+    """One execution, as its newest journal and its inbox show it."""
+
+    __slots__ = (
+        *("_records", "closed_inbox", "gen", "id", "inbox_mark", "letters", "mail", "mark", "state", "stem"),
+        *("unreadable", "wake"),
+    )
+
+    def __init__(
+        self,
+        stem: str,
+        gen: int,
+        records: Records,
+        mail: Mail,
+        mark: Mark | None = None,
+        letters: tuple[int, ...] = (),
+        *,
+        unreadable: bool = False,
+    ) -> None:
+        self.id, self.state = records[1].id, records[2].state
+        self.stem = self.id if stem == self.id else stem  # the same text: one string will do
+        self.gen, self.mail, self.mark = gen, mail, mark
+        self._records: Records | bytes = records
+        self.letters = letters
+        """Numbers of the messages in its inbox, taken or not."""
+        self.inbox_mark: Mark | None = None
+        self.wake: float | None = None
+        self.unreadable = unreadable
+        """It cannot be gone on with: definition and head are what could be saved of them, or stand for them."""
+        self.closed_inbox: str | None = None
+        """Why its inbox cannot be opened: until it can, nobody may go on without the messages in there."""
+
+    @property
+    def records(self) -> Records:
+        return self._unfolded(self._records) if isinstance(self._records, bytes) else self._records
+
+    @records.setter
+    def records(self, records: Records) -> None:
+        self._records, self.state = records, records[2].state
+
+    @property
+    def owner(self) -> str | None:
+        return None if isinstance(self._records, bytes) else self._records[2].owner
+
+    @property
+    def born(self) -> str:
+        return self.records[0]
+
+    @property
+    def definition(self) -> Definition:
+        return self.records[1]
+
+    @property
+    def head(self) -> Head:
+        return self.records[2]
+
+    def fold(self) -> None:
+        """Nobody has it, and that may stay so for long: keep the records as text, which needs half the room."""
+        born, definition, head = self.records
+        text = dumped([born, definition_form(definition), head_form(head)], ours=not definition.metadata)
+        self._records = bytes(memoryview(text))  # a copy: what orjson gives lies in more room than it needs
+
+    def _unfolded(self, text: bytes) -> Records:
+        born, definition, head = loaded(text, ours=_METADATA not in text)
+        return born, definition_from(self.id, definition), head_from(head)
+
+    @property
+    def has_mail(self) -> bool:
+        return any(map(self.mail.waits, self.letters))
+
+    @property
+    def shown(self) -> tuple[Definition, Head]:
+        """Definition and head as a reader sees them."""
+        _, definition, head = self.records
+        if self.closed_inbox is not None and not head.state.finished:
+            return definition, blocked_head(head, self.closed_inbox)
+        return definition, woken_head(head, self.has_mail) if self.letters and head.owner is None else head
+
+    def may_be(self, states: frozenset[ExecutionState] | None) -> bool:
+        """Whether a reader may see it in one of these states."""
+        return states is None or self.state in states or self.closed_inbox is not None
+
+
+def may_leave(one: Head | Entry) -> bool:
+    """Whether a journal may be moved to done/: it has ended, and nobody has claimed it for a retry."""
+    return one.state.finished and one.owner is None
