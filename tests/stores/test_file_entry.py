@@ -57,10 +57,8 @@ def test_only_what_nobody_needs_soon_is_kept_as_text(head: Head, folded: bool) -
     entries.put(one)
     assert (one.records is not before) is folded
     assert one.records == before
-    running = Head(state=ExecutionState.RUNNING, owner="me", updated=2.0)
+    running = Head(state=ExecutionState.RUNNING, owner="another", updated=2.0)
     entries.saved(one, running, NO_MAIL)
-    assert one.head is running
-    assert entries.owned_by("me") == [one]
+    assert (one.head, entries.owned_by("another")) == (running, [one])
     entries.saved(one, head, NO_MAIL)
-    assert entries.owned_by("me") == []
-    assert one.records == before
+    assert (one.records, entries.owned_by("another")) == (before, [])

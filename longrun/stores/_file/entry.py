@@ -18,7 +18,7 @@ from longrun.stores._file.lines import dumped, loaded
 Mark = bytes
 """Size, time of change, inode, mode and user: what tells a file that changed from one that did not. Packed, since there
 is one for every execution."""
-_MARK = struct.Struct("=qqQII")
+_MARK = struct.Struct("=qqQHI")
 
 
 def mark_of(status: os.stat_result, size: int | None = None) -> Mark:
@@ -100,12 +100,14 @@ class Entry:
     def fold(self) -> None:
         """Nobody has it, and that may stay so for long: keep the records as text, which needs half the room."""
         born, definition, head = self.records
-        text = dumped([born, definition_form(definition), head_form(head)], ours=not definition.metadata)
+        form = head_form(head)
+        del form["state"]  # it has that itself
+        text = dumped([born, definition_form(definition), form], ours=not definition.metadata)
         self._records = bytes(memoryview(text))  # a copy: what orjson gives lies in more room than it needs
 
     def _unfolded(self, text: bytes) -> Records:
         born, definition, head = loaded(text, ours=_METADATA not in text)
-        return born, definition_from(self.id, definition), head_from(head)
+        return born, definition_from(self.id, definition), head_from({**head, "state": self.state})
 
     @property
     def has_mail(self) -> bool:
