@@ -19,7 +19,6 @@ import attrs
 from longrun.errors import LeaseLostError, StoreUnavailableError
 from longrun.stored import Head
 from longrun.stores._file.contents import Contents, Mail, snapshot_lines
-from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import UnopenableError, write_all
 from longrun.stores._file.history import move_history
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, unpack
@@ -188,27 +187,15 @@ class Over:
     ino: int
 
 
-def remove_older(place: Place, crew: Crew, over: Iterable[Over]) -> set[str]:
+def remove_older(place: Place, over: Iterable[Over]) -> set[str]:
     """Put a signpost in generation 0 and remove the others before the given one; the ids for which that could be done.
 
     Signposts are durable before what they lead past is gone: no power cut can bring an old generation to the front. The
     caller holds the place's lock, shared at least: no id is deleted and created anew meanwhile."""
-    ready: list[Over] = []
-    done: set[str] = set()
-
-    def point(one: Over) -> None:
-        if _put_signpost(place, one):
-            ready.append(one)
-
-    def remove(one: Over) -> None:
-        if remove_between(place, stem_of(one.id), one.gen, lowest=1):
-            done.add(one.id)
-
-    crew.run(point, [one for one in over if one.gen > 0])
+    ready = [one for one in over if one.gen > 0 and _put_signpost(place, one)]
     if ready:
         place.live.sync()
-    crew.run(remove, ready)
-    return done
+    return {one.id for one in ready if remove_between(place, stem_of(one.id), one.gen, lowest=1)}
 
 
 def _put_signpost(place: Place, over: Over) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 import attrs
 
 from longrun.errors import CorruptDataError
-from longrun.stores._file.crew import Crew
 from longrun.stores._file.done import Finished
 from longrun.stores._file.entry import Entry, may_leave
 from longrun.stores._file.journal import remove_between, remove_locked
@@ -18,7 +17,7 @@ from longrun.stores._file.place import Place, done_inbox_name, done_name, journa
 from longrun.stores._file.reading import Spot, read_summary, signpost, stands_alone
 
 
-def move_away(place: Place, crew: Crew, finished: Finished, ended: Iterable[Entry]) -> list[Entry]:
+def move_away(place: Place, finished: Finished, ended: Iterable[Entry]) -> list[Entry]:
     """Move journals of finished executions to done/; those that moved. One in use stays for another time.
 
     The new name is durable before any old one goes; old generations go before the newest leaves live/. From the line in
@@ -26,12 +25,14 @@ def move_away(place: Place, crew: Crew, finished: Finished, ended: Iterable[Entr
     in one place or in both; and what somebody deletes meanwhile does not come back into the index."""
     finished.begin()
     moves = [_Move(place, entry) for entry in ended]
-    crew.run(_Move.link, moves)
+    for move in moves:
+        move.link()
     place.done.sync()
     with place.locked():
         ready = [move for move in moves if move.ino >= 0 and move.ready()]
         finished.add([move.entry for move in ready])
-        crew.run(_Move.unlink, ready)
+        for move in ready:
+            move.unlink()
     return [move.entry for move in moves if move.moved]
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from longrun.errors import CorruptDataError, StoreUnavailableError
-from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import Folder, UnreadableFileError
 from longrun.stores._file.done import read_done
 from longrun.stores._file.journal import Over, remove_locked, remove_older
@@ -42,7 +41,7 @@ def delete(writes: Writes, ids: Sequence[str]) -> list[bool]:
             if ended is not None:
                 found[id] = ended
                 writes.journals.release(id)
-        _remove_all(place, writes.crew, list(found.values()))
+        _remove_all(place, list(found.values()))
         for ended in found.values():
             writes.catalog.forget(ended.spot.stem)
             if ended.spot.folder is place.live:
@@ -80,7 +79,7 @@ def _set_aside(place: Place, spot: Spot) -> None:
             place.set_aside(name, place.live.read(name))
 
 
-def _remove_all(place: Place, crew: Crew, ended: list[_Ended]) -> None:
+def _remove_all(place: Place, ended: list[_Ended]) -> None:
     if not ended:
         return
     changed: set[Folder] = set()
@@ -90,7 +89,7 @@ def _remove_all(place: Place, crew: Crew, ended: list[_Ended]) -> None:
         changed |= {folder for folder, name in names if folder.remove(name)}
     _sync(changed)
     live = [one for one in ended if one.spot.folder is place.live]
-    _remove_journals(place, crew, live)
+    _remove_journals(place, live)
     if live:
         place.live.sync()
     for one in ended:
@@ -99,11 +98,11 @@ def _remove_all(place: Place, crew: Crew, ended: list[_Ended]) -> None:
     _sync({one.spot.folder for one in ended})
 
 
-def _remove_journals(place: Place, crew: Crew, ended: list[_Ended]) -> None:
+def _remove_journals(place: Place, ended: list[_Ended]) -> None:
     """Oldest generations first, so that a stale owner never finds itself to be the newest."""
     left = ended
     for _ in range(TRIES):
-        alone = remove_older(place, crew, [over for one in left if (over := _over(place, one)) is not None])
+        alone = remove_older(place, [over for one in left if (over := _over(place, one)) is not None])
         alone |= {one.id for one in left if one.spot.gen == 0}
         left = [one for one in left if one.id not in alone or not remove_locked(place, one.spot.stem, one.spot.gen)]
         if not left:

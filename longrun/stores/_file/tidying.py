@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from longrun.errors import LongrunError
 from longrun.stores._file.catalog import Catalog
-from longrun.stores._file.crew import Crew
 from longrun.stores._file.done import Finished
 from longrun.stores._file.journal import Journal, Over, remove_older
 from longrun.stores._file.moving import move_away
@@ -23,8 +22,8 @@ MOVE_CHUNK = 64
 class Janitor:
     """Tidies up behind the writer's thread, and in it when the store closes."""
 
-    def __init__(self, place: Place, catalog: Catalog, finished: Finished, crew: Crew) -> None:
-        self._place, self._catalog, self._finished, self._crew = place, catalog, finished, crew
+    def __init__(self, place: Place, catalog: Catalog, finished: Finished) -> None:
+        self._place, self._catalog, self._finished = place, catalog, finished
         self._over: dict[str, Over] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="longrun-file-tidy")
         self._tidying: Future[None] | None = None
@@ -56,9 +55,9 @@ class Janitor:
         with contextlib.suppress(OSError, LongrunError):
             if over:
                 with place.locked(shared=True):
-                    remove_older(place, self._crew, over.values())
+                    remove_older(place, over.values())
             with catalog.lock:
                 ended = list(catalog.finished.values())
             for start in range(0, len(ended), MOVE_CHUNK):
-                for entry in move_away(place, self._crew, self._finished, ended[start : start + MOVE_CHUNK]):
+                for entry in move_away(place, self._finished, ended[start : start + MOVE_CHUNK]):
                     catalog.moved(entry)

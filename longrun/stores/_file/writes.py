@@ -35,7 +35,7 @@ class Writes:
         self.place, self.catalog, self.finished = place, catalog, finished
         self.crew = Crew(place.disk)
         self.journals = Journals(place, catalog, finished)
-        self.janitor = Janitor(place, catalog, finished, self.crew)
+        self.janitor = Janitor(place, catalog, finished)
         self._saves = Saves(self.journals, self.crew, self.janitor)
 
     def close(self) -> None:
