@@ -71,7 +71,7 @@ class Crowd:
         """The faults found, after so many kills spread over the run."""
         dice = random.Random(seed)
         began = time.monotonic()
-        life = max(0.5, self.executions * self.steps / 40_000)
+        life = max(0.2, self.executions * self.steps / 40_000)
         with Forks("tests.campaign.crowd") as forks:
             while self.kills < kills:
                 self._spawn(forks)
