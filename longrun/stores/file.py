@@ -7,7 +7,6 @@ and a checkpoint is one append and one fdatasync whatever came before. `_file/pl
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -68,7 +67,7 @@ class FileBackend(StoreBackend):
         place = Place(self._path, self._disk)
         self._parts = _Parts(place, self._clock)
         try:
-            with _guarded("the directory cannot be read"):
+            with _Guarded("the directory cannot be read"):
                 place.sweep()
                 self._seen = place.bell()
         except BaseException:
@@ -93,7 +92,7 @@ class FileBackend(StoreBackend):
     def describe(self) -> Mapping[str, object]:
         facts: dict[str, object] = {**super().describe(), "directory": self._path, "format": FORMAT}
         if self._parts is not None:
-            with _guarded("the directory cannot be read"):
+            with _Guarded("the directory cannot be read"):
                 space = self._disk.space(self._parts.place.top.fd)
                 facts["quarantined"] = len(self._parts.place.quarantine.names())
             facts |= {"free_bytes": space.f_bavail * space.f_frsize, "fsync": "fdatasync for every acknowledged write"}
@@ -104,7 +103,7 @@ class FileBackend(StoreBackend):
     def commit(self, batch: Sequence[Write]) -> list[Answer]:
         writes = self._open.writes
         answers: list[Answer] = [None] * len(batch)
-        with _guarded("a write failed"):
+        with _Guarded("a write failed"):
             try:
                 for part in _in_order(batch):
                     if creates := [(n, write) for n, write in part if isinstance(write, Create)]:
@@ -120,29 +119,29 @@ class FileBackend(StoreBackend):
 
     def claim(self, claim: Claim) -> list[Loaded]:
         parts = self._open
-        with _guarded("a claim failed"):
+        with _Guarded("a claim failed"):
             try:
                 return parts.claims.claim(claim)
             finally:
                 parts.writes.journals.ring()
 
     def register(self, owner: Owner, ttl: float) -> None:
-        with _guarded("an owner cannot be registered"):
+        with _Guarded("an owner cannot be registered"):
             owners.register(self._open.place, self._clock, owner, ttl)
 
     def renew(self, owner: str, ttl: float) -> bool:
         parts = self._open
         parts.writes.janitor.tidy_soon(least=1)
-        with _guarded("a lease cannot be renewed"):
+        with _Guarded("a lease cannot be renewed"):
             return owners.renew(parts.place, self._clock, owner, ttl)
 
     def unregister(self, owner: str) -> None:
-        with _guarded("an owner cannot be removed"):
+        with _Guarded("an owner cannot be removed"):
             owners.unregister(self._open.place, owner)
 
     def delete(self, ids: Sequence[str]) -> list[bool]:
         writes = self._open.writes
-        with _guarded("a deletion failed"):
+        with _Guarded("a deletion failed"):
             try:
                 return delete(writes, ids)
             finally:
@@ -155,7 +154,7 @@ class FileBackend(StoreBackend):
 
     def find(self, query: Query) -> list[Stored]:
         parts = self._open
-        with _guarded("a listing failed"):
+        with _Guarded("a listing failed"):
             rows, live = self._live(query)
             if query.after is not None:
                 rows = [row for row in rows if _position(row) < query.after]
@@ -172,7 +171,7 @@ class FileBackend(StoreBackend):
             return [row if row.definition.id in live else parts.finished.checked(row) for row in page]
 
     def count(self, query: Query) -> dict[ExecutionState, int]:
-        with _guarded("a listing failed"):
+        with _Guarded("a listing failed"):
             rows, live = self._live(query)
             counts = {} if live is None else self._open.finished.count(query, live)
             for row in rows:
@@ -230,23 +229,23 @@ class FileBackend(StoreBackend):
 
     def pending(self, owner: str) -> list[str]:
         catalog = self._open.catalog
-        with _guarded("a listing failed"), catalog.lock:
+        with _Guarded("a listing failed"), catalog.lock:
             catalog.listen()
             return catalog.entries.pending(owner)
 
     def owners(self) -> list[Owner]:
-        with _guarded("owners cannot be read"):
+        with _Guarded("owners cannot be read"):
             return owners.read_owners(self._open.place, self._clock)
 
     def next_due(self) -> float | None:
         catalog = self._open.catalog
-        with _guarded("a listing failed"), catalog.lock:
+        with _Guarded("a listing failed"), catalog.lock:
             catalog.listen()
             return catalog.entries.next_due()
 
     def size(self, id: str) -> int:
         place = self._open.place
-        with _guarded("a size cannot be read"):
+        with _Guarded("a size cannot be read"):
             spot = locate(place, id)
             if spot is None:
                 return 0
@@ -262,7 +261,7 @@ class FileBackend(StoreBackend):
     def _read(self, id: str, use: Callable[[Place, Spot, Contents, Callable[[], list[Message]]], T]) -> T | None:
         """Read one execution and hand it to `use`; start over if it moved meanwhile. None if there is none."""
         parts = self._open
-        with _guarded("a journal cannot be read"):
+        with _Guarded("a journal cannot be read"):
             for _ in range(TRIES):
                 spot = parts.catalog.locate(id)
                 if spot is None:
@@ -279,7 +278,7 @@ class FileBackend(StoreBackend):
         place = self._open.place
         deadline = time.monotonic() + timeout
         while True:
-            with _guarded("the bell cannot be read"):
+            with _Guarded("the bell cannot be read"):
                 bell = place.bell()
             left = deadline - time.monotonic()
             if bell != self._seen:
@@ -319,13 +318,20 @@ class _Parts:
         self.claims = Claims(self.writes.journals, self.writes.crew, clock)
 
 
-@contextlib.contextmanager
-def _guarded(doing: str) -> Iterator[None]:
+class _Guarded:
     """No error of the operating system leaves the store as it is."""
-    try:
-        yield
-    except OSError as error:
-        raise unavailable(error, doing) from error
+
+    __slots__ = ("_doing",)
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise unavailable(error, self._doing) from error
 
 
 def _in_order(batch: Sequence[Write]) -> Iterator[list[tuple[int, Write]]]:

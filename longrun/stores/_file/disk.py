@@ -135,7 +135,7 @@ class Disk:
 
 def write_all(disk: Disk, fd: int, data: bytes) -> None:
     """Write every byte: one call may write less than it was given, and may be interrupted."""
-    left = memoryview(data)
+    left: bytes | memoryview = data
     while left:
         try:
             written = disk.write(fd, left)
@@ -143,7 +143,9 @@ def write_all(disk: Disk, fd: int, data: bytes) -> None:
             continue
         if written <= 0:
             raise OSError(errno.EIO, "nothing was written")
-        left = left[written:]
+        if written == len(left):
+            return
+        left = memoryview(left)[written:]
 
 
 def read_range(disk: Disk, fd: int, start: int, end: int | None = None) -> bytes:

@@ -221,7 +221,8 @@ class Saves:
     def _flush(self, chunk: list[_Append]) -> None:
         """Write everything, sync everything, and only then look whether the journals are still ours."""
         now = time.monotonic()
-        self._crew.run(_Append.mend, [append for append in chunk if append.journal.bad])
+        if bad := [append for append in chunk if append.journal.bad]:
+            self._crew.run(_Append.mend, bad)
         for append in chunk:
             if append.error is None:
                 append.write(now)
@@ -308,6 +309,8 @@ class Saves:
                 inbox.compact(self._place, inbox.box_of(self._place, entry.stem, entry.id, entry.born), journal.mail)
 
     def _compact(self) -> None:
+        if not self._grown:
+            return
         grown = [self._grown.popitem()[1] for _ in range(min(COMPACT_AT_ONCE, len(self._grown)))]
         self._crew.run(_try_to_compact, [journal for journal in grown if journal.fd >= 0 and not journal.bad])
 
