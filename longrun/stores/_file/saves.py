@@ -1,4 +1,4 @@
-"""A batch of saves: laid out and written by one thread, synced by many, acknowledged when the journal is still ours.
+"""A batch of saves: laid out and written one by one, synced together, acknowledged when the journal is still ours.
 
 Place in the life of an execution: checkpoint, finish. The system calls that do not wait (write, and the looks at names)
 stay in the writer's thread, one after another for the whole batch: handing the interpreter from thread to thread costs
