@@ -98,6 +98,15 @@ def test_a_signal_ends_no_wait(kernel: Kernel) -> None:
     assert codes(QueueDisk().sync_all([10, 11, 12, 13, 14])) == [errno.EIO, None, None, None, errno.EIO]
 
 
+def test_many_files_go_to_the_kernel_in_several_goes(kernel: Kernel) -> None:
+    kernel.results = {3: -errno.EIO, 700: -errno.EIO}
+    crew = Crew(QueueDisk())
+    answers = crew.sync(range(1000))
+    assert [n for n, answer in enumerate(answers) if answer is not None] == [3, 700]
+    assert kernel.asked == list(range(1000))
+    crew.close()
+
+
 def test_what_the_kernel_does_not_take_is_left_to_others(kernel: Kernel) -> None:
     kernel.room = 2
     disk = QueueDisk()
@@ -189,7 +198,7 @@ def test_the_kernel_syncs_files(tmp_path: Path) -> None:
     try:
         for file in files:
             file.write(b"x" * 5000)
-        assert disk.sync_all([file.fileno() for file in files]) == [None] * 300
+        assert disk.sync_all([file.fileno() for file in files]) == [None] * queue.CAPACITY
     finally:
         for file in files:
             file.close()

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 
 from longrun.stores._file.disk import Disk
 
-CAPACITY = 1024
-"""How many the kernel is given at once."""
+CAPACITY = 256
+"""How many the kernel is given at once: a small share of what it has for all processes (`fs.aio-max-nr`)."""
 _NUMBERS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
 """By machine: the system calls io_setup, io_destroy, io_submit and io_getevents, which the C library does not offer."""
 _FDSYNC = 3
