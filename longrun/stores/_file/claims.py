@@ -233,8 +233,7 @@ class Claims:
 
 
 def _is_asked_for(entry: Entry, claim: Claim) -> bool:
-    definition, head = entry.shown
-    return is_free(head, claim) and is_wanted(definition, head, claim)
+    return is_free(entry.head, claim) and is_wanted(*entry.shown, claim)
 
 
 def _entry(taken: _Taken) -> Entry:
