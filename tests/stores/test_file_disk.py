@@ -291,6 +291,22 @@ def test_a_save_is_not_acknowledged_while_nobody_can_look_whether_it_is_ours(
     assert attempt(backend, save) is None
 
 
+def test_an_owner_that_looked_just_now_looks_only_behind_its_write(
+    backend: FileBackend, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the sync, for a newer generation and for its own journal; before the write only after it was away."""
+    new = owned("a")
+    created(backend, new)
+    first = step("a", new.head)
+    disk.fail("stat", 0)
+    done(backend, first)
+    assert disk.calls == 2
+    monkeypatch.setattr("longrun.stores._file.journal.FRESH", -1.0)
+    disk.fail("stat", 0)
+    done(backend, step("a", first.head))
+    assert disk.calls == 3
+
+
 def test_a_new_execution_takes_no_save_before_its_name_is_durable(backend: FileBackend, disk: BadDisk) -> None:
     """I1: its owner did not hear whether it was made, and goes on; a power cut would take all of it."""
     new = owned("a")
