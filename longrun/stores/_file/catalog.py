@@ -19,7 +19,7 @@ from longrun.stored import Head, Message, Query
 from longrun.stores._file.contents import Contents, Mail, remains
 from longrun.stores._file.disk import UnreadableFileError
 from longrun.stores._file.entries import Entries, is_about_records
-from longrun.stores._file.entry import Entry, Mark, changed_at, is_same_file, mark_of, may_leave
+from longrun.stores._file.entry import NO_INBOX, Entry, Inbox, Mark, changed_at, is_same_file, mark_of, may_leave
 from longrun.stores._file.inbox import box_of, read_letters
 from longrun.stores._file.journal import Journal
 from longrun.stores._file.place import EVERYTHING, Place, journal_name, parse_journal_name, stem_of
@@ -121,8 +121,8 @@ class Catalog:
             found.add(stem)
             self._update_inbox(stem)
         for entry in list(self.entries.by_stem.values()):
-            if (entry.letters or entry.closed_inbox is not None) and entry.stem not in found:
-                self.entries.mailed(entry, (), None)
+            if entry.inbox is not NO_INBOX and entry.stem not in found:
+                self.entries.mailed(entry, NO_INBOX)
 
     def _hear(self, name: str) -> None:
         folder, _, name = name.partition("/")
@@ -199,20 +199,20 @@ class Catalog:
         box = box_of(self._place, stem, entry.id, entry.born)
         status = self._place.inbox.stat(box.name)
         if status is None:
-            if entry.inbox_mark is not None or entry.closed_inbox is not None:
-                self.entries.mailed(entry, (), None)
-        elif mark_of(status) != entry.inbox_mark:
+            if entry.inbox is not NO_INBOX:
+                self.entries.mailed(entry, NO_INBOX)
+        elif mark_of(status) != entry.inbox.mark:
             try:
                 letters = read_letters(self._place, box)
             except UnreadableFileError as error:
                 self._tell_closed(entry, box.name, error)
                 return
-            self.entries.mailed(entry, tuple(letters.messages), mark_of(status, letters.size))
+            self.entries.mailed(entry, Inbox(tuple(letters.messages), mark_of(status, letters.size)))
 
     def _tell_closed(self, entry: Entry, name: str, error: UnreadableFileError) -> None:
-        if entry.closed_inbox is None:
+        if entry.inbox.closed is None:
             self._log.error("store.unreadable", execution=entry.id, file=f"inbox/{name}", problem=str(error))
-        self.entries.mailed(entry, entry.letters, None, closed=str(error))
+        self.entries.mailed(entry, Inbox(entry.inbox.letters, closed=str(error)))
 
     # what this process does itself
 

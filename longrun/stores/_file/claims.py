@@ -29,7 +29,7 @@ from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import UnopenableError, UnreadableFileError, write_all
 from longrun.stores._file.done import read_done
 from longrun.stores._file.entries import rank
-from longrun.stores._file.entry import Entry
+from longrun.stores._file.entry import NO_INBOX, Entry, Inbox
 from longrun.stores._file.history import move_history
 from longrun.stores._file.inbox import Letters, box_of, read_letters
 from longrun.stores._file.journal import Journal, failed
@@ -93,7 +93,7 @@ class Claims:
             if spot is not None and spot.folder is self._place.done:
                 spot = self._from_done(claim, id, spot)
             entry = None if spot is None else self._catalog.find(id, spot.gen)
-            if entry is None or entry.unreadable or entry.closed_inbox is not None:
+            if entry is None or entry.unreadable or entry.inbox.closed is not None:
                 continue  # it is listed as blocked; `load` says why
             if _is_asked_for(entry, claim):
                 found.append(entry)
@@ -240,4 +240,5 @@ def _entry(taken: _Taken) -> Entry:
     journal, contents = taken.journal, taken.contents
     head, definition = contents.found()
     records = (contents.born, definition, head)
-    return Entry(journal.stem, journal.gen, records, contents.mail, letters=tuple(taken.letters.messages))
+    letters = tuple(taken.letters.messages)
+    return Entry(journal.stem, journal.gen, records, contents.mail, inbox=Inbox(letters) if letters else NO_INBOX)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from longrun.stored import RECORDS, Claim, Definition, Head, Query
 from longrun.stores._file.contents import Mail
-from longrun.stores._file.entry import Entry, Mark
+from longrun.stores._file.entry import Entry, Inbox
 from longrun.stores.rows import wake_at
 
 
@@ -29,9 +29,8 @@ class Entries:
     def put(self, entry: Entry) -> None:
         known = self.by_stem.get(entry.stem)
         if known is not None:
-            if entry.inbox_mark is None and known.born == entry.born:
-                entry.letters, entry.inbox_mark = known.letters, known.inbox_mark
-                entry.closed_inbox = known.closed_inbox
+            if entry.inbox.mark is None and known.born == entry.born:
+                entry.inbox = known.inbox
             self._remove(known)
         self.by_stem[entry.stem] = entry
         definition = entry.definition
@@ -65,9 +64,9 @@ class Entries:
         entry.records, entry.mail = (born, definition, head), mail
         self._index(entry)
 
-    def mailed(self, entry: Entry, letters: tuple[int, ...], mark: Mark | None, *, closed: str | None = None) -> None:
+    def mailed(self, entry: Entry, inbox: Inbox) -> None:
         self._unindex(entry)
-        entry.letters, entry.inbox_mark, entry.closed_inbox = letters, mark, closed
+        entry.inbox = inbox
         self._index(entry)
 
     def _post(self, entry: Entry) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+from typing import NamedTuple
 
 from longrun.records import ExecutionState
 from longrun.stored import Definition, Head
@@ -41,13 +42,23 @@ Records = tuple[str, Definition, Head]
 """Its birth mark, its definition without the steps, its head."""
 
 
+class Inbox(NamedTuple):
+    """What its inbox shows. Most have none."""
+
+    letters: tuple[int, ...] = ()
+    """Numbers of the messages in it, taken or not."""
+    mark: Mark | None = None
+    closed: str | None = None
+    """Why it cannot be opened: until it can, nobody may go on without the messages in there."""
+
+
+NO_INBOX = Inbox()
+
+
 class Entry:
     """One execution, as its newest journal and its inbox show it."""
 
-    __slots__ = (
-        *("_records", "closed_inbox", "gen", "id", "inbox_mark", "letters", "mail", "mark", "state", "stem"),
-        *("unreadable", "wake"),
-    )
+    __slots__ = (*("_records", "gen", "id", "inbox", "mail", "mark", "state", "stem", "unreadable", "wake"),)
 
     def __init__(
         self,
@@ -56,22 +67,18 @@ class Entry:
         records: Records,
         mail: Mail,
         mark: Mark | None = None,
-        letters: tuple[int, ...] = (),
         *,
+        inbox: Inbox = NO_INBOX,
         unreadable: bool = False,
     ) -> None:
         self.id, self.state = records[1].id, records[2].state
         self.stem = self.id if stem == self.id else stem  # the same text: one string will do
         self.gen, self.mail, self.mark = gen, mail, mark
         self._records: Records | bytes = records
-        self.letters = letters
-        """Numbers of the messages in its inbox, taken or not."""
-        self.inbox_mark: Mark | None = None
+        self.inbox = inbox
         self.wake: float | None = None
         self.unreadable = unreadable
         """It cannot be gone on with: definition and head are what could be saved of them, or stand for them."""
-        self.closed_inbox: str | None = None
-        """Why its inbox cannot be opened: until it can, nobody may go on without the messages in there."""
 
     @property
     def records(self) -> Records:
@@ -111,19 +118,20 @@ class Entry:
 
     @property
     def has_mail(self) -> bool:
-        return any(map(self.mail.waits, self.letters))
+        return any(map(self.mail.waits, self.inbox.letters))
 
     @property
     def shown(self) -> tuple[Definition, Head]:
         """Definition and head as a reader sees them."""
         _, definition, head = self.records
-        if self.closed_inbox is not None and not head.state.finished:
-            return definition, blocked_head(head, self.closed_inbox)
-        return definition, woken_head(head, self.has_mail) if self.letters and head.owner is None else head
+        letters, _, closed = self.inbox
+        if closed is not None and not head.state.finished:
+            return definition, blocked_head(head, closed)
+        return definition, woken_head(head, self.has_mail) if letters and head.owner is None else head
 
     def may_be(self, states: frozenset[ExecutionState] | None) -> bool:
         """Whether a reader may see it in one of these states."""
-        return states is None or self.state in states or self.closed_inbox is not None
+        return states is None or self.state in states or self.inbox.closed is not None
 
 
 def may_leave(one: Head | Entry) -> bool:

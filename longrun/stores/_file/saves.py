@@ -214,7 +214,7 @@ class Saves:
         try:
             return inbox.read_letters(self._place, inbox.box_of(self._place, entry.stem, entry.id, entry.born)).last
         except UnreadableFileError:  # it ends all the same
-            return max(entry.letters, default=0)
+            return max(entry.inbox.letters, default=0)
 
     # to the disk
 
