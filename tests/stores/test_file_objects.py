@@ -14,7 +14,9 @@ import pytest
 from longrun.errors import CorruptDataError, ExecutionNotFoundError, LeaseLostError
 from longrun.records import ExecutionState
 from longrun.stored import QUEUE_WORKFLOW, Query
+from longrun.stores._file import catalog
 from longrun.stores._file.disk import Disk
+from longrun.stores._file.place import Place
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import change, claim, create, owned, send, step
 from tests.stores.file_tools import CountingDisk, created, done, ids_of, loaded, opened
@@ -170,6 +172,29 @@ def test_what_executors_ask_for_all_the_time_is_told_by_the_bell(path: Path, oth
         assert [one.definition.id for one in backend.find(Query(owner="me"))] == ["theirs"]
         assert disk.looks < 20
         assert [one.definition.id for one in backend.find(Query(parent_id="x1"))] == ["child"]
+
+
+def test_a_look_at_every_file_stands_in_nobodys_way(
+    backend: FileBackend, other: FileBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written by a process that died before it rang is found bit by bit; what was rung is heard meanwhile."""
+    created(backend, *[create(f"x{n}", ExecutionState.WAITING, head_fields={"signal": "go"}) for n in range(20)])
+    assert other.next_due() is None
+    monkeypatch.setattr(catalog, "SLICE", -1.0)
+    monkeypatch.setattr(catalog, "LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(catalog, "SHARE", 0)
+    assert len(other.find(Query())) == 20
+    with monkeypatch.context() as dying:
+        dying.setattr(Place, "ring", lambda *names: None)
+        created(backend, create("silent"))
+    assert other.next_due() is None
+    created(backend, create("told"))
+    assert ids_of(other.claim(claim())) == ["told"]
+    looks = 1
+    while other.next_due() is None:
+        looks += 1
+    assert 20 < looks < 80
+    assert ids_of(other.claim(claim())) == ["silent"]
 
 
 class Meanwhile(CountingDisk):

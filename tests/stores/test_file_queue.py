@@ -132,11 +132,14 @@ def test_an_unknown_machine_has_no_queue(kernel: Kernel, monkeypatch: pytest.Mon
 
 
 def test_a_wait_that_fails_leaves_all_in_doubt(kernel: Kernel) -> None:
-    """I10: nobody knows what became of them."""
+    """I10: nobody knows what became of them, and what the queue says of them later is not taken for others' answer."""
     kernel.waits = [errno.EINVAL]
-    crew = Crew(QueueDisk())
+    disk = QueueDisk()
+    crew = Crew(disk)
     assert codes(crew.sync([10, 11])) == [errno.EINVAL, errno.EINVAL]
     crew.close()
+    assert disk.sync_all([12, 13]) == []
+    assert kernel.asked == [10, 11]
 
 
 class Threads(Disk):

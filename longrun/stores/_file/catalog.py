@@ -7,9 +7,11 @@ process may die between a write and the bell. Journals that this process owns ne
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 import attrs
 
@@ -35,9 +37,11 @@ from longrun.stores._file.reading import (
 )
 
 LOOK_AGAIN = 2.0
-"""Seconds after which a claim looks at every file, bell or not."""
+"""Seconds after which a claim begins to look at every file, bell or not."""
 SHARE = 20
 """Where there are so many files that this takes long: after so many times as long, so that it stays a small share."""
+SLICE = 0.05
+"""Seconds of it at once: what is due meanwhile need not wait until all files have been looked at."""
 
 
 def _is_same_file(known: Entry | None, mark: Mark) -> bool:
@@ -60,16 +64,22 @@ class Catalog:
         self._log = Log()
         self._heard = 0
         self._look_at = 0.0
+        self._looking: Iterator[None] | None = None
+        """The look at every file that is under way."""
+        self._looked = 0.0
+        """Seconds that it has taken so far."""
 
     # keeping up
 
     def listen(self) -> None:
-        """Take in what was rung; look at everything if that is due."""
+        """Take in what was rung; look at more of the files if that is due."""
         with self.lock:
             size, _ = self._place.bell()
-            if size < self._heard or time.monotonic() > self._look_at:
+            if size < self._heard:
                 self.look()
                 return
+            if time.monotonic() > self._look_at:
+                self._look_on(SLICE)
             if size > self._heard:
                 self._heard, names = self._place.rung(self._heard)
                 if EVERYTHING in names:
@@ -98,21 +108,41 @@ class Catalog:
     def look(self) -> None:
         """Compare every file with what is known of it."""
         with self.lock:
-            began = time.monotonic()
             self._heard, _ = self._place.bell()
-            newest: dict[str, int] = {}
-            for name in self._place.live.names():
-                parsed = parse_journal_name(name)
-                if parsed is not None and newest.get(parsed[0], -1) < parsed[1]:
-                    newest[parsed[0]] = parsed[1]
-            for stem in [stem for stem in self.entries.by_stem if stem not in newest]:
+            self._looking = None
+            self._look_on(math.inf)
+
+    def _look_on(self, seconds: float) -> None:
+        """Begin to look at every file, or go on with it, for so long."""
+        began = time.monotonic()
+        if self._looking is None:
+            self._looking, self._looked = self._look(), 0.0
+        looking, self._looking = self._looking, None  # one that fails is not gone on with
+        for _ in looking:
+            if time.monotonic() - began > seconds:
+                self._looked += time.monotonic() - began
+                self._looking = looking
+                return
+        now = time.monotonic()
+        self._look_at = now + max(LOOK_AGAIN, SHARE * (self._looked + now - began))
+
+    def _look(self) -> Iterator[None]:
+        """One file after the other. In between others may be heard of: what the names say may be out of date then."""
+        newest: dict[str, int] = {}
+        for name in self._place.live.names():
+            parsed = parse_journal_name(name)
+            if parsed is not None and newest.get(parsed[0], -1) < parsed[1]:
+                newest[parsed[0]] = parsed[1]
+            yield
+        for stem, known in [(stem, known) for stem, known in self.entries.by_stem.items() if stem not in newest]:
+            if self._place.live.stat(journal_name(stem, known.gen)) is None:
                 self.forget(stem)
-            self._told = {(stem, gen) for stem, gen in self._told if stem in newest}
-            for stem, gen in newest.items():
-                self._update(stem, gen)
-            self._look_at_inboxes()
-            now = time.monotonic()
-            self._look_at = now + max(LOOK_AGAIN, SHARE * (now - began))
+            yield
+        for stem, gen in newest.items():
+            self._update_newer(stem, gen)
+            yield
+        self._told = {(stem, gen) for stem, gen in self._told if stem in newest}
+        self._look_at_inboxes()
 
     def _look_at_inboxes(self) -> None:
         found: set[str] = set()
@@ -129,11 +159,14 @@ class Catalog:
         if folder == "inbox":
             self._update_inbox(name.removesuffix(".jsonl"))
         elif folder == "live" and (parsed := parse_journal_name(name)) is not None:
-            stem, gen = parsed
-            known = self.entries.by_stem.get(stem)
-            if self._update(stem, gen if known is None else max(gen, known.gen)) is None:
-                self._update(stem, gen)  # the one that was known is deleted, and this is a new one of its id
-            self._update_inbox(stem)
+            self._update_newer(*parsed)
+            self._update_inbox(parsed[0])
+
+    def _update_newer(self, stem: str, gen: int) -> None:
+        """As `_update`, where a newer generation than this one may be known already."""
+        known = self.entries.by_stem.get(stem)
+        if self._update(stem, gen if known is None else max(gen, known.gen)) is None:
+            self._update(stem, gen)  # the one that was known is deleted, and this is a new one of its id
 
     def _update(self, stem: str, gen: int) -> Entry | None:
         """Read a journal's ends again if it changed."""

@@ -46,6 +46,9 @@ class QueueDisk(Disk):
         except UnusableError:
             self._usable = False
             return []
+        except OSError:  # what it was given may still end: an answer that comes late must not be taken for another's
+            self._usable, self._queue = False, None
+            raise
 
 
 class UnusableError(Exception):
