@@ -27,8 +27,9 @@ def entry(head: Head, **fields: Any) -> Entry:
         {"n": 1 << 70, "f": 0.1, "nested": {"metadata": [None, True]}},
         {"odd": float("inf")},
         {"no Unicode": "\udc80"},
+        {"due": 1, 'x"due":': '"due":\x01\x0b', "\x01": [{"signal": None}]},
     ],
-    ids=["none", "large number", "infinite", "no Unicode"],
+    ids=["none", "large number", "infinite", "no Unicode", "names of ours"],
 )
 def test_records_come_back_from_text_as_they_were(metadata: dict[str, Any]) -> None:
     one = entry(WAITING, metadata=metadata, parent_id="p", priority=7, total=3)

@@ -175,7 +175,7 @@ def test_what_executors_ask_for_all_the_time_is_told_by_the_bell(path: Path, oth
 
 
 def test_a_look_at_every_file_stands_in_nobodys_way(
-    backend: FileBackend, other: FileBackend, monkeypatch: pytest.MonkeyPatch
+    path: Path, backend: FileBackend, other: FileBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was written by a process that died before it rang is found bit by bit; what was rung is heard meanwhile."""
     created(backend, *[create(f"x{n}", ExecutionState.WAITING, head_fields={"signal": "go"}) for n in range(20)])
@@ -194,6 +194,8 @@ def test_a_look_at_every_file_stands_in_nobodys_way(
     while other.next_due() is None:
         looks += 1
     assert 20 < looks < 80
+    with opened(FileBackend(path)) as new:
+        assert new.next_due() == 0.0, "who knows nothing yet looks at everything"
     assert ids_of(other.claim(claim())) == ["silent"]
 
 

@@ -63,7 +63,8 @@ class Catalog:
         """Journals that were reported as unreadable."""
         self._log = Log()
         self._heard = 0
-        self._look_at = 0.0
+        self._look_at: float | None = None
+        """When every file is to be looked at again; None before the first look."""
         self._looking: Iterator[None] | None = None
         """The look at every file that is under way."""
         self._looked = 0.0
@@ -75,7 +76,7 @@ class Catalog:
         """Take in what was rung; look at more of the files if that is due."""
         with self.lock:
             size, _ = self._place.bell()
-            if size < self._heard:
+            if size < self._heard or self._look_at is None:
                 self.look()
                 return
             if time.monotonic() > self._look_at:

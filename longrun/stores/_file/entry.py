@@ -38,6 +38,9 @@ def changed_at(mark: Mark) -> float:
 
 _METADATA = b'"metadata":'
 """In the text of records that hold something of a user's."""
+_NAMES = "workflow version total created fence revision seq step visit updated due signal progress"
+_WORDS = tuple((f'"{name}":'.encode(), bytes([code])) for code, name in enumerate(_NAMES.split(), start=1))
+"""Names that the texts of most have, and the control character that stands for each: JSON has none of these."""
 Records = tuple[str, Definition, Head]
 """Its birth mark, its definition without the steps, its head."""
 
@@ -110,9 +113,13 @@ class Entry:
         form = head_form(head)
         del form["state"]  # it has that itself
         text = dumped([born, definition_form(definition), form], ours=not definition.metadata)
+        for word, short in _WORDS:
+            text = text.replace(word, short)
         self._records = bytes(memoryview(text))  # a copy: what orjson gives lies in more room than it needs
 
     def _unfolded(self, text: bytes) -> Records:
+        for word, short in _WORDS:
+            text = text.replace(short, word)
         born, definition, head = loaded(text, ours=_METADATA not in text)
         return born, definition_from(self.id, definition), head_from({**head, "state": self.state})
 
