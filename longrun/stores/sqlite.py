@@ -59,8 +59,8 @@ class SQLiteBackend(StoreBackend):
         self._watcher: sqlite3.Connection | None = None
         self._watched: tuple[int, int] | None = None
         self._announced = 0
-        """How many of the changes that the database counts were made here. One that is counted there and not yet here,
-        or the other way round, is a look in vain."""
+        """How many of the changes that the database counts were made here. One of ours is counted here before it is
+        there: what a look in between takes for nothing new is looked at again when the database has changed."""
         self._bell = threading.Event()
 
     def __repr__(self) -> str:
@@ -123,17 +123,24 @@ class SQLiteBackend(StoreBackend):
 
         ids, readied = [write.id for write in batch], [ready(write) for write in batch]
 
-        def work(connection: sqlite3.Connection) -> tuple[list[Answer], bool]:
+        announced = self._announced
+
+        def work(connection: sqlite3.Connection) -> list[Answer]:
+            self._announced = announced
             self._known.refresh(connection, ids)
             gathered = Batch(connection, self._known)
             answers = [gathered.answer(one) for one in readied]
             gathered.write()
-            return answers, gathered.announce
+            self._announced += gathered.announce
+            return answers
 
-        answers, announced = self._write(work)
+        try:
+            answers = self._write(work)
+        except BaseException:
+            self._announced = announced
+            self._bell.set()
+            raise
         self._known.keep_owned(ids)
-        if announced:
-            self._announced += 1
         return answers
 
     def claim(self, claim: Claim) -> list[Loaded]:

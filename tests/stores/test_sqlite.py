@@ -33,6 +33,7 @@ from longrun.errors import (
 from longrun.records import ExecutionState
 from longrun.stored import Owner, Query
 from longrun.stores._sqlite import sql
+from longrun.stores._sqlite.batch import Batch, Known
 from longrun.stores._sqlite.file import DatabaseFile, FileLock, fold_wal, is_busy, translate
 from longrun.stores.sqlite import SQLiteBackend, SQLiteCheckpointStore
 from longrun.testing import StoreConformance
@@ -601,6 +602,57 @@ def test_what_this_process_announces_does_not_wake_it(backend: SQLiteBackend, pa
     other.commit([create("c")])
     other.close()
     assert backend.wait(0.0)
+
+
+@pytest.mark.parametrize("moment", ["before the commit", "after the commit"])
+def test_a_look_in_the_middle_of_an_announcement_hides_nobody_elses(
+    backend: SQLiteBackend, path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """I4: whatever the watcher takes its own process's change for, that of another is noticed at the next look."""
+    other = SQLiteBackend(path)
+    other.open()
+    backend.commit([create("a")])
+    backend.wait(0.0)
+    holder, name = (Batch, "write") if moment == "before the commit" else (Known, "keep_owned")
+    once = getattr(holder, name)
+
+    def looking(self: Any, *args: Any) -> None:
+        once(self, *args)
+        monkeypatch.setattr(holder, name, once)
+        backend.wait(0.0)
+
+    monkeypatch.setattr(holder, name, looking)
+    backend.commit([create("b")])
+    other.commit([create("c")])
+    assert backend.wait(0.0)
+    backend.wait(0.0)
+    assert not backend.wait(0.0)
+    other.commit([create("d")])
+    assert backend.wait(0.0)
+    other.close()
+
+
+def test_an_announcement_that_failed_is_not_counted(
+    backend: SQLiteBackend, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = SQLiteBackend(path)
+    other.open()
+    backend.commit([create("a")])
+    backend.wait(0.0)
+    once = Batch.write
+
+    def failing(self: Batch) -> None:
+        once(self)
+        raise sqlite3.OperationalError("no more")
+
+    with monkeypatch.context() as broken, pytest.raises(StoreUnavailableError):
+        broken.setattr(Batch, "write", failing)
+        backend.commit([create("b")])
+    backend.wait(0.0)
+    assert not backend.wait(0.0)
+    other.commit([create("c")])
+    assert backend.wait(0.0)
+    other.close()
 
 
 def test_metadata_with_large_numbers_is_found(backend: SQLiteBackend) -> None:
