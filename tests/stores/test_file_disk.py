@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -345,6 +346,45 @@ def test_a_claim_that_fails_takes_nothing(path: Path, backend: FileBackend, disk
     given = given or backend.claim(claim("me", ids=("a",)))
     assert len(given) == 1
     assert attempt(backend, step("a", given[0].head)) is None
+
+
+def stuck(name: str, dir_fd: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("call", ["fsync", "write", "stat"])
+def test_a_claim_that_cannot_be_taken_back_is_found_by_its_owner(
+    backend: FileBackend, disk: BadDisk, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """I9: nobody was told of it and nobody else may have it: its owner, which asks what it has, has to hear of it."""
+    created(backend, create("a"), create("b"))
+    assert backend.pending("me") == []
+    for at in range(1, 20):
+        disk.fail(call, at, errno.EIO)
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "unlink", stuck)
+            with contextlib.suppress(StoreUnavailableError):
+                backend.claim(claim("me", dead=frozenset(["me"])))
+        disk.fail("", 0)
+        mine = {stored.definition.id for stored in backend.find(Query(owner="me"))}
+        assert mine == {id for id in "ab" if loaded(backend, id).head.owner == "me"}
+    assert len(backend.claim(claim("me", dead=frozenset(["me"])))) == 2
+
+
+@pytest.mark.parametrize("ask", [lambda backend: backend.pending("me"), lambda backend: backend.find(Query())])
+def test_what_could_not_be_looked_at_is_looked_at_again(
+    path: Path, backend: FileBackend, disk: BadDisk, ask: Callable[[FileBackend], object]
+) -> None:
+    """What others rang for is not forgotten because the disk failed when it was to be read."""
+    assert backend.claim(claim("me")) == []
+    with opened(FileBackend(path)) as other:
+        created(other, create("a"), create("b"))
+    for at in range(1, 20):
+        disk.fail("stat", at, errno.EIO)
+        with contextlib.suppress(StoreUnavailableError):
+            ask(backend)
+    disk.fail("", 0)
+    assert len(backend.claim(claim("me"))) == 2
 
 
 @pytest.mark.parametrize("call", ["write", "fdatasync"])

@@ -63,6 +63,9 @@ class Catalog:
         """Journals that were reported as unreadable."""
         self._log = Log()
         self._heard = 0
+        """How far the bell was read."""
+        self._unheard: dict[str, None] = {}
+        """Files that were rung for, or that we are not sure of, until they could be looked at."""
         self._look_at: float | None = None
         """When every file is to be looked at again; None before the first look."""
         self._looking: Iterator[None] | None = None
@@ -83,11 +86,17 @@ class Catalog:
                 self._look_on(SLICE)
             if size > self._heard:
                 self._heard, names = self._place.rung(self._heard)
-                if EVERYTHING in names:
-                    self.look()
-                    return
-                for name in dict.fromkeys(names):
-                    self._hear(name)
+                self._unheard.update(dict.fromkeys(names))
+            if EVERYTHING in self._unheard:
+                self.look()
+            for name in list(self._unheard):
+                self._hear(name)
+                del self._unheard[name]
+
+    def doubt(self, name: str) -> None:
+        """A journal may be there or not, since the disk failed: whoever asks next has it looked at first."""
+        with self.lock:
+            self._unheard[f"live/{name}"] = None
 
     def look_at(self, owner: str) -> None:
         """Compare the files of one owner, which rings no bell while it goes on owning them."""
@@ -109,9 +118,11 @@ class Catalog:
     def look(self) -> None:
         """Compare every file with what is known of it."""
         with self.lock:
-            self._heard, _ = self._place.bell()
+            heard, _ = self._place.bell()
             self._looking = None
             self._look_on(math.inf)
+            self._heard = heard
+            self._unheard.clear()
 
     def _look_on(self, seconds: float) -> None:
         """Begin to look at every file, or go on with it, for so long."""

@@ -26,7 +26,7 @@ from longrun.stores._file.contents import (
     woken_head,
 )
 from longrun.stores._file.crew import Crew
-from longrun.stores._file.disk import UnopenableError, UnreadableFileError, write_all
+from longrun.stores._file.disk import UnopenableError, UnreadableFileError, close_all, write_all
 from longrun.stores._file.done import read_done
 from longrun.stores._file.entries import rank
 from longrun.stores._file.entry import NO_INBOX, Entry, Inbox
@@ -117,7 +117,9 @@ class Claims:
         try:
             ended = any(entry.state.finished for entry in entries)
             with self._place.locked(shared=True) if ended else contextlib.nullcontext():
-                taken += [one for entry in entries if (one := self._take(entry, claim)) is not None]
+                for entry in entries:
+                    if (one := self._take(entry, claim)) is not None:
+                        taken.append(one)
             errors = self._crew.sync([one.journal.fd for one in taken])
             if taken:
                 self._place.live.sync()
@@ -125,10 +127,10 @@ class Claims:
             self._give_back(taken)
             raise
         given = [one for one, error in zip(taken, errors, strict=True) if error is None]
-        self._give_back([one for one, error in zip(taken, errors, strict=True) if error is not None])
         for one in given:
             self._journals.adopt(one.journal, _entry(one))
         self._journals.shrink()
+        self._give_back([one for one, error in zip(taken, errors, strict=True) if error is not None])
         for error in errors:
             if error is not None and not given:
                 raise failed(error)
@@ -137,10 +139,22 @@ class Claims:
         return [one.contents.loaded(one.letters.messages.values()) for one in given]
 
     def _give_back(self, taken: list[_Taken]) -> None:
-        """Nobody was told of these: as if they had never been taken."""
         for one in taken:
             one.journal.close()
-            self._place.live.remove(one.journal.name)
+        self._remove([one.journal.name for one in taken])
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Nobody was told of these generations: as if they had never been. Where that fails, the error makes the owner
+        ask what it has, and it gets to know."""
+        problem: OSError | None = None
+        for name in names:
+            try:
+                self._place.live.remove(name)
+            except OSError as error:
+                self._catalog.doubt(name)
+                problem = error
+        if problem is not None:
+            raise problem
 
     def _take(self, entry: Entry, claim: Claim) -> _Taken | None:
         """Create the next generation, then read this one; None if somebody else was quicker or it is not to be had."""
@@ -151,28 +165,28 @@ class Claims:
         name = journal_name(entry.stem, gen)
         try:
             if not self._place.publish(temporary, self._place.live, name):
-                self._place.disk.close(fd)
+                close_all(self._place.disk, [fd])
                 self._catalog.find(entry.id, gen)
                 return None
         except OSError:
-            self._place.disk.close(fd)
+            close_all(self._place.disk, [fd])
             raise
         try:
             taken = self._read(entry, claim, identity, fd, len(first))
         except _UnreadableError as error:
-            self._place.disk.close(fd)
+            close_all(self._place.disk, [fd])
             if not error.stored:
-                self._place.live.remove(name)
+                self._remove([name])
             self._journals.changed(name)
             self._again(entry)
             return None
         except BaseException:
-            self._place.live.remove(name)
-            self._place.disk.close(fd)
+            close_all(self._place.disk, [fd])
+            self._remove([name])
             raise
         if taken is None:
-            self._place.live.remove(name)
-            self._place.disk.close(fd)
+            close_all(self._place.disk, [fd])
+            self._remove([name])
             self._again(entry)
         return taken
 
@@ -226,10 +240,10 @@ class Claims:
     def _again(self, entry: Entry) -> None:
         """What was known of it was wrong: look again."""
         with self._catalog.lock:
-            self._catalog.forget(entry.stem)
             spot = locate(self._place, entry.id)
+            self._catalog.forget(entry.stem)
             if spot is not None and spot.folder is self._place.live:
-                self._catalog.find(entry.id, spot.gen)
+                self._catalog.doubt(spot.name)
 
 
 def _is_asked_for(entry: Entry, claim: Claim) -> bool:
