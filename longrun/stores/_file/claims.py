@@ -118,7 +118,8 @@ class Claims:
             ended = any(entry.state.finished for entry in entries)
             with self._place.locked(shared=True) if ended else contextlib.nullcontext():
                 for entry in entries:
-                    if (one := self._take(entry, claim)) is not None:
+                    one = self._take(entry, claim)
+                    if one is not None:
                         taken.append(one)
             errors = self._crew.sync([one.journal.fd for one in taken])
             if taken:
