@@ -18,8 +18,13 @@ from benchmarks.results import Figures, Row, at_least, at_most, value_at_most
 from benchmarks.samples import column
 from longrun import Executor, StepRegistry
 from longrun.client import Client
+from longrun.records import ExecutionState
+from longrun.stored import Boundary, Create, Definition, Head, Owner, Save, moved
+from longrun.stores import open_store
+from longrun.stores.store import CheckpointStore
 
-WORKFLOW = "steps"
+WORKFLOW, STEP = "steps", "step"
+OWNER = "benchmark"
 
 
 def registry(steps: int) -> StepRegistry:
@@ -80,12 +85,57 @@ async def run_bare(order: Order, executions: int, steps: int) -> Figures:
     return {"steps_per_s": executions * steps / seconds}
 
 
+async def run_store(order: Order, executions: int, steps: int) -> Figures:
+    """The store alone: the bare loop, but with the records that longrun keeps and all that its stores promise of them
+    (fence and revision compared, checksums, a row of history for each step), and nothing that runs the steps."""
+    async with open_store(order.url) as store:
+        await store.register(Owner(id=OWNER, life={}, remaining=60.0), 60.0)
+        began = time.perf_counter()
+        done = await asyncio.gather(*(store_steps(store, f"x{i}", steps) for i in range(executions)))
+        seconds = time.perf_counter() - began
+    if done != [steps] * executions:
+        raise AssertionError(f"a wrong answer: {done[:3]} …")
+    await check_rows(order.url, executions, steps)
+    return {"steps_per_s": executions * steps / seconds}
+
+
+async def store_steps(store: CheckpointStore, id: str, steps: int) -> int:
+    state, now = {"n": 0}, time.time()
+    data = bare.dumps(state)
+    definition = Definition(id=id, workflow=WORKFLOW, steps=(STEP,) * steps, total=steps, created=now)
+    boundary = Boundary(seq=1, kind="start", step=0, next=0, ended=now, data=data, size=len(data))
+    head = Head(state=ExecutionState.RUNNING, owner=OWNER, fence=1, revision=1, seq=1, started=now, updated=now)
+    await store.create(Create(definition=definition, head=head, boundary=boundary))
+    while (n := state["n"]) < steps:
+        state, began = await bare.step(state), now
+        data, now = bare.dumps(state), time.time()
+        boundary = Boundary(
+            seq=n + 2,
+            kind="step" if n + 1 < steps else "finish",
+            step=n,
+            name=STEP,
+            started=began,
+            ended=now,
+            attempts=1,
+            next=n + 1,
+            visit=n + 2,
+            data=data,
+            size=len(data),
+        )
+        head = moved(head, boundary, (n + 1) / steps)
+        head.revision += 1
+        if n + 1 == steps:
+            head.state, head.owner, head.ended = ExecutionState.COMPLETED, None, now
+        await store.save(Save(id=id, head=head, boundaries=(boundary,)))
+    return state["n"]
+
+
+RUNS = {"longrun": run_longrun, "ten times": run_longrun, "bare": run_bare, "store": run_store}
+
+
 def measure(order: Order) -> Figures:
-    sizes = order.sizes
-    if order.role == "bare":
-        return asyncio.run(run_bare(order, sizes["executions"], sizes["steps"]))
-    steps = sizes["steps"] * (10 if order.role == "ten times" else 1)
-    return asyncio.run(run_longrun(order, sizes["executions"], steps))
+    steps = order.sizes["steps"] * (10 if order.role == "ten times" else 1)
+    return asyncio.run(RUNS[order.role](order, order.sizes["executions"], steps))
 
 
 def rows_j1(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
@@ -149,6 +199,14 @@ def rows_j2(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
             **common,
         ),
         Row(
+            what=f"{what}, the store alone",
+            unit="steps/s",
+            ours=column(samples, "store", "steps_per_s"),
+            bare=column(samples, "bare", "steps_per_s"),
+            note="the same records, with no executor around it",
+            **common,
+        ),
+        Row(
             what=f"{what}, processor time a step",
             unit="µs",
             ours=column(samples, "longrun", "cpu_us"),
@@ -188,7 +246,7 @@ JOBS = {
     "J2": Job(
         name="J2",
         title="1,000 executions of 10 steps at once",
-        roles=("longrun", "bare"),
+        roles=("longrun", "store", "bare"),
         measure=measure,
         rows=rows_j2,
         full={"executions": 1000, "steps": 10},
