@@ -354,8 +354,9 @@ class Sweeper:
             await self.gates.look()
         if self.unsure:
             await self._find_lost()
-        for id in await executor.store.pending(executor.owner):
-            await self._deliver(id)
+        if executor.runners or executor.resting:
+            for id in await executor.store.pending(executor.owner):
+                await self._deliver(id)
         await self._ring()
         room = executor.room_for()
         dead = await self._look_for_dead()

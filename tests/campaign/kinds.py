@@ -20,6 +20,7 @@ from tests.campaign.skies import ClockStorm, Mortal, PowerStorm, ServerStorm, vo
 from tests.campaign.soak import Soak
 from tests.campaign.storm import Storm
 from tests.campaign.test_every_call import fail_in_turn
+from tests.campaign.test_illness import suffer
 from tests.campaign.test_stop_and_go import SHARE, fight
 from tests.servers import PostgresServer, RedisServer
 
@@ -122,6 +123,13 @@ def calls(task: Task) -> Outcome:
     return Outcome(f"{fired.total()} failing system calls ({text})", (), fired.total())
 
 
+def illness(task: Task) -> Outcome:
+    """Workflows on a store whose calls fail at random, on files the system calls under it."""
+    with store_of(task) as (url, options, _):
+        fired, faults = anyio.run(suffer, task.place, url, options, task.size, task.seed)
+    return Outcome(f"{task.size} batches of workflows, {fired} failing calls", faults, fired)
+
+
 def schedules(task: Task) -> Outcome:
     """Simulated schedules of several workers on one store."""
     fired: Counter[str] = Counter()
@@ -175,6 +183,7 @@ KINDS: dict[str, Kind] = {
     "clocks": clocks,
     "crowd": crowd,
     "damage": damage,
+    "illness": illness,
     "kills": kills,
     "power": power,
     "schedules": schedules,

@@ -31,19 +31,9 @@ from tests.campaign.outside import Outside
 
 T = TypeVar("T")
 TOLD = (EventType.CHECKPOINTED, EventType.EXECUTION_COMPLETED)
-DISK_CALLS = (
-    "open",
-    "write",
-    "fdatasync",
-    "sync_all",
-    "fsync",
-    "truncate",
-    "rename",
-    "link",
-    "unlink",
-    "mkdir",
-    "lock",
-)
+DISK_WRITES = ("open", "write", "fdatasync", "sync_all", "fsync", "truncate", "rename", "link", "unlink")
+"""The system calls by which a file store changes something, and what it opens for that."""
+DISK_CALLS = (*DISK_WRITES, "mkdir", "lock")
 CONFIG: dict[str, Any] = {
     "checkpoint_interval": 0.005,
     "heartbeat_interval": 0.2,

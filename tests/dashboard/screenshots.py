@@ -83,7 +83,7 @@ async def a_day(executor: Executor) -> None:
         run = await executor.start("invoice", state, id=f"invoice-2026-{n}", metadata={"customer": "Müller & Söhne"})
         await run.wait()
     for n in range(2):
-        await executor.start("approval", quick, id=f"approval-{n}", metadata={"asked_by": "ada"})
+        await executor.start("approval", quick, id=f"approval-{n}", metadata={"asked_by": "payments"})
     for n, (region, pages, pause) in enumerate(IMPORTS):
         day = f"2026-11-{n + 14}"
         state = {"pace": 0.7, "pages": pages, "pause": pause}

@@ -56,11 +56,14 @@ def ear() -> Iterator[Ear]:
     root.setLevel(before)
 
 
-def registry() -> StepRegistry:
+def registry(ready: anyio.Event | None = None) -> StepRegistry:
+    """A workflow that sings of everything it knows; where `ready` is given, not before that."""
     registry = StepRegistry()
 
     @registry.step
     async def keep(ctx: StepContext, state: dict[str, str]) -> dict[str, str]:
+        if ready is not None:
+            await ready.wait()
         ctx.local["x"] = LOCAL
         await ctx.checkpoint(force=True)
         await ctx.once("memo", _memo)
@@ -85,10 +88,11 @@ def quiet(where: str, text: str, *allowed: str) -> None:
 
 
 async def test_states_and_errors_are_heard_only_where_that_is_allowed(tmp_path: Path, ear: Ear) -> None:
-    url, events = f"file:{tmp_path / 'store'}", list[Any]()
-    async with Executor(registry(), store=url, config=CONFIG, on_event=events.append) as executor:
+    url, events, signalled = f"file:{tmp_path / 'store'}", list[Any](), anyio.Event()
+    async with Executor(registry(signalled), store=url, config=CONFIG, on_event=events.append) as executor:
         run = await executor.start("sing", {"first": STATE}, id="a")
         await run.signal("later", {"payload": SIGNAL})
+        signalled.set()
         with pytest.raises(ExecutionFailedError, match=ERROR):
             await run.result()
         info = await run.info()
