@@ -25,7 +25,7 @@ from longrun.stores._postgres.arrays import Texts
 from longrun.stores._postgres.batch import Batch
 from longrun.stores._postgres.claiming import Claiming
 from longrun.stores._postgres.driver import errors, psycopg
-from longrun.stores._postgres.links import Connection, Links, Pool
+from longrun.stores._postgres.links import Connection, Links, Pool, in_one
 from longrun.stores._postgres.listening import Listener
 from longrun.stores._postgres.listing import Conditions, stored_from
 from longrun.stores._postgres.loading import Loader, set_aside_if_writable
@@ -162,7 +162,7 @@ class PostgresBackend(StoreBackend):
         return self._links.read(partial(self._load, id))
 
     def _load(self, id: str, connection: Connection) -> Loaded | None:
-        with connection.transaction():
+        with in_one(connection):
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             found = Loader(connection, self._queries).load([id]).get(id)
         if isinstance(found, CorruptDataError):

@@ -14,7 +14,7 @@ from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
 from longrun.stored import Claim, Head, Loaded
 from longrun.stores._postgres.arrays import Texts, columns
-from longrun.stores._postgres.links import Connection
+from longrun.stores._postgres.links import Connection, in_one
 from longrun.stores._postgres.loading import Loader, readable, repair
 from longrun.stores._postgres.parts import HEAD_KINDS, HEAD_NAMES, head_row
 from longrun.stores._postgres.queries import Queries
@@ -34,7 +34,7 @@ class Claiming:
     def take(self, connection: Connection) -> list[Loaded]:
         if self._claim.limit < 1 or self._claim.ids == ():
             return []
-        with connection.transaction():
+        with in_one(connection):
             self._queries.run(connection, "claim_lock", token=self._token)
             if self._tried:
                 found = self._queries.run(connection, "claimed_by", owner=self._claim.owner, token=self._token)
@@ -46,7 +46,7 @@ class Claiming:
             return self._give(connection, ids) if ids else []
 
     def _chosen(self, connection: Connection) -> list[str]:
-        """Ids in their order, each row locked."""
+        """Ids in their order, each row locked; what is locked beyond the limit is let go with the transaction."""
         claim = self._claim
         parameters: dict[str, Any] = {
             "states": Texts([state.value for state in claim.states]),
@@ -59,8 +59,8 @@ class Claiming:
             found = self._queries.run(connection, "claim_these", ids=Texts(claim.ids), **parameters)
         else:
             found = self._queries.run(connection, "claim_due", now=float(claim.now), **parameters)
-        ids = Texts([id for (id,) in found])
-        return [id for (id,) in self._queries.run(connection, "claim_first", ids=ids, limit=claim.limit)]
+        best = sorted(found, key=lambda row: (-row[1], row[2], row[0]))[: claim.limit]
+        return [row[0] for row in best]
 
     def _give(self, connection: Connection, ids: list[str]) -> list[Loaded]:
         given: list[Loaded] = []

@@ -11,7 +11,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from longrun.errors import StoreSettingsError, StoreUnavailableError
@@ -254,6 +254,14 @@ class Links:
             return connection
         except psycopg.Error as error:
             raise unavailable(error) from error
+
+
+@contextmanager
+def in_one(connection: Connection) -> Iterator[None]:
+    """One transaction whose statements go out without waiting for one another, where the driver can do that: an answer
+    is waited for when it is read, and all of them at the end."""
+    with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext(), connection.transaction():
+        yield
 
 
 def _called(value: Any) -> Any:

@@ -16,13 +16,15 @@ from longrun.stores import rows
 from longrun.stores._postgres.arrays import Texts
 from longrun.stores._postgres.driver import errors
 from longrun.stores._postgres.links import Connection
-from longrun.stores._postgres.queries import Queries
+from longrun.stores._postgres.queries import Cursor, Queries
 from longrun.stores.assemble import Assembled, BoundaryRow, Parts, boundary_fits, fits, mended, sound, state_fits
 
 _DEFINITION_END = len(rows.DEFINITION_COLUMNS)
 _HEAD_START = _DEFINITION_END + 3
 _HEAD_END = _HEAD_START + len(rows.HEAD_COLUMNS)
 _BOUNDARY_END = len(rows.BOUNDARY_COLUMNS)
+
+_WHOLE = ("load_heads", "load_kept", "load_newest", "load_entries", "load_messages")
 
 Found = dict[str, Assembled | CorruptDataError]
 """What each id turned out to be; an id that is not stored is not in it."""
@@ -36,16 +38,39 @@ class Loader:
         self._queries = queries
 
     def load(self, ids: Sequence[str]) -> Found:
-        """In the order of the ids."""
+        """In the order of the ids. All is asked for before the first answer is read."""
+        wanted = Texts(ids)
+        heads, kept, newest, entries, messages = [self._ask(name, ids=wanted) for name in _WHOLE]
         seen: dict[str, int] = {}
         parts: dict[str, Parts] = {}
-        wanted = Texts(ids)
-        for row in self._rows("load_heads", ids=wanted):
-            parts[row[0]] = _parts(row)
-            seen[row[0]] = row[-1]
-        self._read_newest(parts)
-        self._read_rest(parts, wanted)
+        for head in heads:
+            parts[head[0]] = _parts(head)
+            seen[head[0]] = head[-1]
+        numbers: dict[str, list[tuple[int, tuple[str, ...]]]] = {id: [] for id in parts}
+        for id, seq, blobs in kept:
+            if id in parts:
+                numbers[id].append((seq, _names(blobs)))
+        for id, *row in newest:
+            if id in parts:
+                parts[id].boundaries.append(_boundary_row(row))
+        for id, key, data, crc in entries:
+            if id in parts:
+                parts[id].entries[key] = (crc, data)
+        for id, *values, crc in messages:
+            if id in parts:
+                parts[id].messages.append((values, crc))
+        self._read_blobs(parts, numbers)
         return {id: self._assembled(parts[id], seen[id]) for id in dict.fromkeys(ids) if id in parts}
+
+    def _read_blobs(self, parts: dict[str, Parts], kept: dict[str, list[tuple[int, tuple[str, ...]]]]) -> None:
+        """The numbers of all boundaries that have a state, and the blobs of the newest."""
+        for id, numbers in kept.items():
+            parts[id].kept = tuple(numbers)
+        named = [(id, name) for id, numbers in kept.items() if numbers for name in numbers[-1][1]]
+        if named:
+            executions, names = Texts([id for id, _ in named]), Texts([name for _, name in named])
+            for id, name, data, crc in self._ask("load_blobs", executions=executions, names=names):
+                parts[id].blobs[name] = (crc, data)
 
     def _assembled(self, parts: Parts, seen: int) -> Assembled | CorruptDataError:
         try:
@@ -53,49 +78,26 @@ class Loader:
         except CorruptDataError as error:
             return error
 
-    def _rows(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        return self._queries.run(self._connection, name, **parameters).fetchall()
-
-    def _read_newest(self, found: dict[str, Parts]) -> None:
-        """The newest boundary with a state, its blobs, and the numbers of all that have one."""
-        kept: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
-        for id, seq, blobs in self._rows("load_kept", ids=Texts(found)):
-            kept.setdefault(id, []).append((seq, _names(blobs)))
-        for id, numbers in kept.items():
-            found[id].kept = tuple(numbers)
-        for id, *row in self._rows("load_newest", ids=Texts(found)):
-            found[id].boundaries.append(_boundary_row(row))
-        named = [(id, name) for id, numbers in kept.items() for name in numbers[-1][1]]
-        if named:
-            executions, names = Texts([id for id, _ in named]), Texts([name for _, name in named])
-            for id, name, data, crc in self._rows("load_blobs", executions=executions, names=names):
-                found[id].blobs[name] = (crc, data)
-
-    def _read_rest(self, found: dict[str, Parts], ids: Texts) -> None:
-        for id, key, data, crc in self._rows("load_entries", ids=ids):
-            if id in found:
-                found[id].entries[key] = (crc, data)
-        for id, *values, crc in self._rows("load_messages", ids=ids):
-            if id in found:
-                found[id].messages.append((values, crc))
+    def _ask(self, name: str, **parameters: Any) -> Cursor:
+        return self._queries.run(self._connection, name, **parameters)
 
     def _all_of(self, parts: Parts) -> Parts:
         """Something is damaged: now every boundary and every blob is wanted."""
-        parts.boundaries = [_boundary_row(row) for row in self._rows("load_boundaries", id=parts.id)]
-        parts.blobs = {name: (crc, data) for name, data, crc in self._rows("load_all_blobs", id=parts.id)}
+        parts.boundaries = [_boundary_row(row) for row in self._ask("load_boundaries", id=parts.id)]
+        parts.blobs = {name: (crc, data) for name, data, crc in self._ask("load_all_blobs", id=parts.id)}
         return parts
 
     # one part alone
 
     def messages(self, id: str) -> list[Message]:
         """Those that fit their checksum; the others are reported by whoever loads the execution."""
-        found = self._rows("load_messages", ids=Texts([id]))
+        found = self._ask("load_messages", ids=Texts([id]))
         good = [values for _, *values, crc in found if _message_fits(id, values, crc)]
         return [rows.message_from(values) for values in good]
 
     def checkpoint(self, id: str, seq: int) -> tuple[Boundary, dict[str, bytes]] | None:
         what = f"checkpoint {seq} of execution {id!r}"
-        for row in self._rows("checkpoint", id=id, seq=seq):
+        for row in self._ask("checkpoint", id=id, seq=seq):
             found = _boundary_row(row)
             if not (boundary_fits(id, found) and state_fits(id, found)):
                 raise CorruptDataError(what, "it does not fit its checksum")
@@ -107,7 +109,7 @@ class Loader:
         if not names:
             return {}
         wanted = {"executions": Texts([id] * len(names)), "names": Texts(names)}
-        found = {name: (data, crc) for _, name, data, crc in self._rows("load_blobs", **wanted)}
+        found = {name: (data, crc) for _, name, data, crc in self._ask("load_blobs", **wanted)}
         for name in names:
             if name not in found:
                 raise CorruptDataError(what, f"its blob {name!r} is missing")

@@ -212,37 +212,33 @@ WHERE r.execution = w.execution AND r.key IS NOT NULL AND r.id <= (
 -- name: claim_due
 -- What nobody owns, ready or slept out, and what the dead own. Each branch skips what others hold.
 WITH ready AS MATERIALIZED (
-    SELECT id FROM {schema}.heads
+    SELECT id, priority, created FROM {schema}.heads
     WHERE owner IS NULL AND wake <= 0 AND state = ANY(%(states)s)
     AND (%(workflows)s::text[] IS NULL OR workflow = ANY(%(workflows)s))
     AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s))
     ORDER BY priority DESC, created, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), slept AS MATERIALIZED (
-    SELECT id FROM {schema}.heads
+    SELECT id, priority, created FROM {schema}.heads
     WHERE owner IS NULL AND wake > 0 AND wake <= %(now)s AND state = ANY(%(states)s)
     AND (%(workflows)s::text[] IS NULL OR workflow = ANY(%(workflows)s))
     AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s))
     ORDER BY priority DESC, created, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ), left_over AS MATERIALIZED (
-    SELECT id FROM {schema}.heads
+    SELECT id, priority, created FROM {schema}.heads
     WHERE owner = ANY(%(owners)s) AND wake <= %(now)s AND state = ANY(%(states)s)
     AND (%(workflows)s::text[] IS NULL OR workflow = ANY(%(workflows)s))
     AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s))
     ORDER BY priority DESC, created, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
-SELECT id FROM ready UNION ALL SELECT id FROM slept UNION ALL SELECT id FROM left_over
+SELECT * FROM ready UNION ALL SELECT * FROM slept UNION ALL SELECT * FROM left_over
 
 -- name: claim_these
 -- A row that is locked for a moment is waited for: whoever names an execution wants that one.
-SELECT id FROM {schema}.heads
+SELECT id, priority, created FROM {schema}.heads
 WHERE id = ANY(%(ids)s) AND (owner IS NULL OR owner = ANY(%(owners)s)) AND state = ANY(%(states)s)
 AND (%(workflows)s::text[] IS NULL OR workflow = ANY(%(workflows)s))
 AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s))
 ORDER BY priority DESC, created, id LIMIT %(limit)s FOR UPDATE
-
--- name: claim_first
--- The best of what the branches locked; the rest is let go with the transaction.
-SELECT id FROM {schema}.heads WHERE id = ANY(%(ids)s) ORDER BY priority DESC, created, id LIMIT %(limit)s
 
 -- name: claim_lock
 -- Held to the end of the claim, so that a repetition waits until the outcome of the first attempt is known. Until the
