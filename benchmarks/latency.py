@@ -10,7 +10,7 @@ import contextlib
 import time
 from typing import Any
 
-from benchmarks import bare
+from benchmarks import alone, bare
 from benchmarks.helpers import Helper, helper, percentile, say_ready
 from benchmarks.machine import cpu_seconds
 from benchmarks.orders import Job, Order, Samples, Sizes
@@ -100,6 +100,20 @@ async def bare_commits(order: Order) -> Figures:
     return {"ms": percentile(taken, 0.5)}
 
 
+async def creates(order: Order) -> Figures:
+    """The one write of a start, by the store alone."""
+    taken = []
+    async with alone.opened(order.url) as store:
+        for number in range(order.sizes["times"]):
+            made = alone.first_write(f"x{number}", 1)
+            began = time.monotonic_ns()
+            created = await store.create(made)
+            taken.append((time.monotonic_ns() - began) / 1e6)
+            if not created:
+                raise AssertionError(f"{made.id} was there before")
+    return {"ms": percentile(taken, 0.5)}
+
+
 async def work(order: Order) -> None:
     """The worker that the other side submits to."""
     async with Worker(Stamped().registry, store=order.url):
@@ -143,6 +157,8 @@ def measure(order: Order) -> Figures:
             asyncio.run(work(order))
     if order.role == "bare":
         return asyncio.run(bare_commits(order))
+    if order.role == "store":
+        return asyncio.run(creates(order))
     if order.role == "across":
         return across(order)
     return asyncio.run(in_process(order))
@@ -154,6 +170,12 @@ def rows(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
     slowest = max(column(samples, "across", "across_max_ms"), default=0.0)
     return [
         Row(what="start to first step, p50", ours=column(samples, "longrun", "start_ms"), **beside, **common),
+        Row(
+            what="the write of a start by the store alone, p50",
+            ours=column(samples, "store", "ms"),
+            **{**beside, "goal": None},
+            **common,
+        ),
         Row(what="start to first step, p99", ours=column(samples, "longrun", "start_p99_ms"), **common),
         Row(what="pause of a step in flight, p50", ours=column(samples, "longrun", "pause_ms"), **beside, **common),
         Row(what="cancel of a step in flight, p50", ours=column(samples, "longrun", "cancel_ms"), **beside, **common),
@@ -177,7 +199,7 @@ JOBS = {
     "J7": Job(
         name="J7",
         title="submit to first step, here and across processes; pause and cancel; an idle worker",
-        roles=("longrun", "bare", "across"),
+        roles=("longrun", "store", "bare", "across"),
         measure=measure,
         rows=rows,
         full={"times": 100, "across": 50, "idle_seconds": 10},

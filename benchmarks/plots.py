@@ -11,9 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmarks.alone import ALONE
 from benchmarks.results import Row, show
 
-COLOURS = {"longrun": "#2563eb", "bare": "#9ca3af", "missed": "#dc2626", "goal": "#111827"}
+COLOURS = {"longrun": "#2563eb", "alone": "#93c5fd", "bare": "#9ca3af", "missed": "#dc2626", "goal": "#111827"}
 RATES = {"J1": "one execution", "J2": "many executions at once"}
 
 
@@ -29,7 +30,7 @@ def draw(rows: Sequence[Row], directory: Path) -> list[Path]:
 
 
 def _rates(pyplot: Any, rows: Sequence[Row], job: str, directory: Path) -> Path | None:
-    """longrun, the bare loop and the peers, store by store."""
+    """longrun, the bare loop, the store alone and the peers, store by store."""
     chosen = [row for row in rows if row.job == job and row.unit == "steps/s" and row.bare]
     if not chosen:
         return None
@@ -38,6 +39,9 @@ def _rates(pyplot: Any, rows: Sequence[Row], job: str, directory: Path) -> Path 
         of_store = [row for row in chosen if row.store == store]
         bars.append((f"longrun, {store}", statistics.median(of_store[0].ours), COLOURS["longrun"]))
         for row in of_store:
+            if row.what.endswith(ALONE):
+                bars.append((f"the store alone, {store}", statistics.median(row.ours), COLOURS["alone"]))
+                continue
             name = row.bare_name or "bare loop"
             bars.append((f"{name}, {store}", statistics.median(row.bare), COLOURS["bare"]))
     bars.reverse()

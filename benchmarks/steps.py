@@ -10,7 +10,7 @@ import statistics
 import time
 from typing import Any
 
-from benchmarks import bare
+from benchmarks import alone, bare
 from benchmarks.machine import peak_mib
 from benchmarks.orders import Job, Order, Samples, Sizes
 from benchmarks.places import DURABLE, disk_bytes
@@ -18,13 +18,8 @@ from benchmarks.results import Figures, Row, at_least, at_most, value_at_most
 from benchmarks.samples import column
 from longrun import Executor, StepRegistry
 from longrun.client import Client
-from longrun.records import ExecutionState
-from longrun.stored import Boundary, Create, Definition, Head, Owner, Save, moved
-from longrun.stores import open_store
-from longrun.stores.store import CheckpointStore
 
-WORKFLOW, STEP = "steps", "step"
-OWNER = "benchmark"
+WORKFLOW = "steps"
 
 
 def registry(steps: int) -> StepRegistry:
@@ -86,48 +81,14 @@ async def run_bare(order: Order, executions: int, steps: int) -> Figures:
 
 
 async def run_store(order: Order, executions: int, steps: int) -> Figures:
-    """The store alone: the bare loop, but with the records that longrun keeps and all that its stores promise of them
-    (fence and revision compared, checksums, a row of history for each step), and nothing that runs the steps."""
-    async with open_store(order.url) as store:
-        await store.register(Owner(id=OWNER, life={}, remaining=60.0), 60.0)
+    async with alone.opened(order.url) as store:
         began = time.perf_counter()
-        done = await asyncio.gather(*(store_steps(store, f"x{i}", steps) for i in range(executions)))
+        done = await asyncio.gather(*(alone.execute(store, f"x{i}", steps) for i in range(executions)))
         seconds = time.perf_counter() - began
     if done != [steps] * executions:
         raise AssertionError(f"a wrong answer: {done[:3]} …")
     await check_rows(order.url, executions, steps)
     return {"steps_per_s": executions * steps / seconds}
-
-
-async def store_steps(store: CheckpointStore, id: str, steps: int) -> int:
-    state, now = {"n": 0}, time.time()
-    data = bare.dumps(state)
-    definition = Definition(id=id, workflow=WORKFLOW, steps=(STEP,) * steps, total=steps, created=now)
-    boundary = Boundary(seq=1, kind="start", step=0, next=0, ended=now, data=data, size=len(data))
-    head = Head(state=ExecutionState.RUNNING, owner=OWNER, fence=1, revision=1, seq=1, started=now, updated=now)
-    await store.create(Create(definition=definition, head=head, boundary=boundary))
-    while (n := state["n"]) < steps:
-        state, began = await bare.step(state), now
-        data, now = bare.dumps(state), time.time()
-        boundary = Boundary(
-            seq=n + 2,
-            kind="step" if n + 1 < steps else "finish",
-            step=n,
-            name=STEP,
-            started=began,
-            ended=now,
-            attempts=1,
-            next=n + 1,
-            visit=n + 2,
-            data=data,
-            size=len(data),
-        )
-        head = moved(head, boundary, (n + 1) / steps)
-        head.revision += 1
-        if n + 1 == steps:
-            head.state, head.owner, head.ended = ExecutionState.COMPLETED, None, now
-        await store.save(Save(id=id, head=head, boundaries=(boundary,)))
-    return state["n"]
 
 
 RUNS = {"longrun": run_longrun, "ten times": run_longrun, "bare": run_bare, "store": run_store}
@@ -149,8 +110,22 @@ def rows_j1(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
             bare=column(samples, "bare", "steps_per_s"),
             goal=at_least(0.7),
             durable=DURABLE[store],
-        )
+        ),
+        store_alone("J1", store, f"1 × {sizes['steps']:,} steps", samples),
     ]
+
+
+def store_alone(job: str, store: str, what: str, samples: Samples) -> Row:
+    return Row(
+        job=job,
+        store=store,
+        what=what + alone.ALONE,
+        unit="steps/s",
+        ours=column(samples, "store", "steps_per_s"),
+        bare=column(samples, "bare", "steps_per_s"),
+        durable=DURABLE[store],
+        note="the same records, with no executor around it",
+    )
 
 
 def rows_j1x10(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
@@ -198,14 +173,7 @@ def rows_j2(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
             goal=at_least(0.5 if store == "file" else 0.33),
             **common,
         ),
-        Row(
-            what=f"{what}, the store alone",
-            unit="steps/s",
-            ours=column(samples, "store", "steps_per_s"),
-            bare=column(samples, "bare", "steps_per_s"),
-            note="the same records, with no executor around it",
-            **common,
-        ),
+        store_alone("J2", store, what, samples),
         Row(
             what=f"{what}, processor time a step",
             unit="µs",
@@ -227,7 +195,7 @@ JOBS = {
     "J1": Job(
         name="J1",
         title="one execution, 1,000 steps, durable after each",
-        roles=("longrun", "bare"),
+        roles=("longrun", "store", "bare"),
         measure=measure,
         rows=rows_j1,
         full={"executions": 1, "steps": 1000},
