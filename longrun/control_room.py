@@ -161,7 +161,8 @@ class ControlRoom(Desk, abc.ABC):
         timeout: float | None = None,
     ) -> None:
         message = Message(kind=kind, options=options or {}, payload=payload, sent=self.clock.now())
-        if await self.obeyed_at_once(check_id(id), message, allowed, timeout):
+        told = self.tell(check_id(id), message, allowed)
+        if told is not None and await self.obeyed_soon(id, told, timeout):
             return
         loaded = await self.store.load(id)
         if kind == "cancel" and loaded.head.state is State.CANCELLED:
@@ -170,6 +171,8 @@ class ControlRoom(Desk, abc.ABC):
             hint = "use retry" if loaded.head.state is State.FAILED and kind == "resume" else ""
             raise InvalidStateError(id, loaded.head.state, kind, hint)
         message = attrs.evolve(message, id=await self.store.send(id, message, limit=SIGNAL_LIMIT * 2))
+        if told is not None:
+            self.told_and_stored(id, told, message)
         if kind == "pause" and inside.get() == id and not message.options.get("interrupt"):
             await self.deliver(id)  # its own step asks: it takes effect when the step comes to a point
             return
@@ -243,11 +246,16 @@ class ControlRoom(Desk, abc.ABC):
     async def deliver(self, id: str) -> None:
         """Hand the messages of an execution to its runner, if it runs here."""
 
-    async def obeyed_at_once(
-        self, id: str, order: Message, allowed: frozenset[ExecutionState], timeout: float | None
-    ) -> bool:
-        """Tell a runner of this program, without a stored request; False if there is none, or it does not obey soon."""
+    def tell(self, id: str, order: Message, allowed: frozenset[ExecutionState]) -> int | None:
+        """Tell a runner of this program, without a stored request; the order's number there, or None without one."""
+        return None
+
+    async def obeyed_soon(self, id: str, number: int, timeout: float | None) -> bool:
+        """Whether an order that was told is obeyed soon. If not it is stored, and obeyed together with that."""
         return False
+
+    def told_and_stored(self, id: str, number: int, message: Message) -> None:
+        """An order that was told is stored by now: these are one."""
 
     async def obeyed_here(self, id: str, message: Message) -> bool:
         """Wait for a request to be obeyed by a runner of this program; False if none runs it, or it ends without."""

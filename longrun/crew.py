@@ -432,18 +432,22 @@ class Crew(Starting):
             return True
         return head.state is State.WAITING and message.name == head.signal
 
-    async def obeyed_at_once(
-        self, id: str, order: Message, allowed: frozenset[ExecutionState], timeout: float | None
-    ) -> bool:
+    def tell(self, id: str, order: Message, allowed: frozenset[ExecutionState]) -> int | None:
         runner = self.runners.get(id)
         if runner is None or runner.head.state not in allowed or inside.get() == id:
-            return False
-        number = runner.tell(order)
+            return None
+        return runner.tell(order)
+
+    async def obeyed_soon(self, id: str, number: int, timeout: float | None) -> bool:
+        runner = self.runners[id]
         with anyio.move_on_after(AT_ONCE if timeout is None else min(timeout, AT_ONCE)):
             return await runner.obeyed(number)
-        if number in runner.inbox.obeying:
-            return await runner.obeyed(number)
-        return False  # it is stored then, and obeyed together with what was told
+        return number in runner.inbox.obeying and await runner.obeyed(number)
+
+    def told_and_stored(self, id: str, number: int, message: Message) -> None:
+        runner = self.runners.get(id)
+        if runner is not None:
+            runner.told_and_stored(number, message)
 
     async def obeyed_here(self, id: str, message: Message) -> bool:
         runner = self.runners.get(id)

@@ -102,6 +102,14 @@ class Runner:
         self.deliver([told])
         return told.id
 
+    def told_and_stored(self, number: int, order: Message) -> None:
+        """An order is stored that was told before: if that came to nothing meanwhile, so does this."""
+        if number in self.inbox.taken and self._attempt is not None:
+            self.inbox.add([order])
+            self._wave_through([order])
+        else:
+            self.deliver([order])
+
     def _wave_through(self, orders: list[Message]) -> None:
         """Take what changes nothing, without troubling the step in flight."""
         inbox = self.inbox

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import pytest
@@ -20,9 +22,14 @@ from longrun import (
     StepRegistry,
     WaitFor,
 )
-from longrun.stored import Message
+from longrun.stored import Message, Send
+from longrun.stores.memory import MemoryBackend
+from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore, ManualClock
+from longrun.testing.interposed import InterposedBackend
 from tests.crashing import PATIENCE, CrashableExecutor, crash
+
+T = TypeVar("T")
 
 
 class Gate:
@@ -267,6 +274,47 @@ async def test_a_pause_that_is_taken_back_in_time_does_not_trouble_the_step(stor
         go.set()
         assert await run.result() == "done"
     assert calls == [1]
+
+
+class SlowPost(InterposedBackend):
+    """Messages are on their way until they may arrive."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryBackend())
+        self.posted, self.arrives = threading.Event(), threading.Event()
+
+    def around(self, call: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        if call == "commit" and any(isinstance(write, Send) for write in args[0]):
+            self.posted.set()
+            assert self.arrives.wait(10)
+        return function(*args, **options)
+
+
+async def test_a_pause_that_is_taken_back_while_it_is_being_stored_does_not_come_back():
+    """What was told by word of mouth is stored when it is not obeyed soon: the two are one request."""
+    backend, registry = SlowPost(), StepRegistry()
+    begun, go = anyio.Event(), anyio.Event()
+
+    @registry.step
+    async def work(ctx: StepContext, state: Any) -> str:
+        begun.set()
+        await go.wait()
+        await ctx.checkpoint()
+        return "done"
+
+    registry.workflow("work", [work])
+    async with Executor(registry, store=CheckpointStore(backend)) as executor:
+        run = await executor.start("work", id="a")
+        await begun.wait()
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run.pause)
+                await anyio.to_thread.run_sync(backend.posted.wait)
+                await run.resume()
+                backend.arrives.set()
+        assert await executor.store.messages("a") == []
+        go.set()
+        assert await run.result() == "done"
 
 
 async def test_two_pauses_at_once_are_one_pause_and_hold_wins(registry, store, gate):

@@ -24,7 +24,7 @@ from longrun import (
     TooLargeError,
     WaitFor,
 )
-from longrun.stored import Save, Write
+from longrun.stored import Claim, Save, Write
 from longrun.stores.base import Answer
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
@@ -272,16 +272,16 @@ async def test_a_sweep_that_fails_is_made_again(backend, store):
     async with Executor(registry, store=store) as executor:
         run = await executor.start("ask", 5)
         await run.wait("waiting")
-        pending: Any = backend.pending
+        claim: Any = backend.claim
         failures = [1, 1, 1]
 
-        def away(owner: str) -> Any:
+        def away(asked: Claim) -> Any:
             if failures:
                 failures.pop()
                 raise StoreUnavailableError("shaky", "it is away") if failures else ValueError("a defect")
-            return pending(owner)
+            return claim(asked)
 
-        backend.pending = away
+        backend.claim = away
         await run.signal("go")
         while failures:
             executor.stir()
