@@ -64,8 +64,8 @@ def keys(redis_server: RedisServer | Source) -> Iterator[Keys]:
     with redis.Redis.from_url(redis_server.url) as client:
         keys = Keys(client, f"test:{uuid.uuid4().hex}")
         yield keys
-        for key in keys.all():
-            client.delete(key)
+        if left := keys.all():
+            client.delete(*left)
 
 
 @pytest.fixture
