@@ -155,6 +155,12 @@ def fits(line: bytes) -> bool:
     return True
 
 
+def all_fit(lines: list[bytes]) -> bool:
+    """Whether each of these does, in two thirds of the time."""
+    fronts = [b'{"crc":"%08x",' % crc32(line[_BEHIND_CRC:]) for line in lines]
+    return fronts == [line[:_BEHIND_CRC] for line in lines]
+
+
 def claims_to_be(line: bytes, identity: Identity) -> bool:
     """Whether a line says that it is of this execution and generation, be it damaged or not."""
     return line.startswith(identity.front, _BEHIND_CRC)

@@ -20,6 +20,7 @@ from longrun.stores._file.lines import (
     ForeignLineError,
     Identity,
     Line,
+    all_fit,
     claims_to_be,
     fits,
     identity_of,
@@ -318,7 +319,7 @@ def read_summary(place: Place, spot: Spot, known: tuple[str, str, Definition] | 
         if known is None:
             known = _first(start, spot)
         identity = Identity(known[0], spot.gen)
-        if whole and not all(map(fits, end.split(b"\n")[:-1])):
+        if whole and not all_fit(end.split(b"\n")[:-1]):
             return None
         found, at, clean = _last_save(end, identity, whole=whole)
     except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from longrun.stores._file.disk import READ_SIZE, read_range
-from longrun.stores._file.lines import fits
+from longrun.stores._file.lines import all_fit
 from longrun.stores._file.place import Place
 
 
@@ -44,7 +44,7 @@ class Skim:
         if self._sound == 0 and self._place.disk.pread(fd, len(self._header), 0) != self._header:
             return False
         for position, lines in self._blocks(fd, self._sound):
-            if not all(map(fits, lines.split(b"\n")[:-1])):
+            if not all_fit(lines.split(b"\n")[:-1]):
                 return False
             self._sound = position
         return True
