@@ -72,7 +72,7 @@ def test_a_measurement_that_fails_is_told_with_its_words(tmp_path: Path):
     rows, troubles = measured(broken, "sqlite", tmp_path)
 
     assert rows == []
-    assert {trouble.role for trouble in troubles} == {"longrun", "bare"}
+    assert {trouble.role for trouble in troubles} == {"longrun", "store", "bare"}
     assert all("KeyError: 'steps'" in trouble.text for trouble in troubles)
 
 
