@@ -230,3 +230,12 @@ def key_changes_with_the_attempt() -> None:
         return property(lambda self: f"{original.fget(self)}.{self.attempt}")
 
     replace("longrun.port", "StepInfo.idempotency_key", make)
+
+
+@bug(
+    "told-and-stored-are-two",
+    "tests/test_pause.py::test_a_pause_that_is_taken_back_while_it_is_being_stored_does_not_come_back",
+)
+def told_and_stored_are_two() -> None:
+    """An order that was told and taken back is obeyed when it has been stored."""
+    replace("longrun.runner", "Runner.told_and_stored", lambda original: lambda self, number, order: None)

@@ -191,6 +191,33 @@ def takeover_not_told() -> None:
     edit("longrun.stores._sqlite.claims", "give", "if updates and claim.dead:", "if False:")
 
 
+@bug(
+    "claim-left-behind",
+    "tests/stores/test_file_disk.py::test_a_claim_that_cannot_be_taken_back_is_found_by_its_owner",
+)
+def claim_left_behind() -> None:
+    """A claim that failed and could not be taken back either is nobody's business."""
+    replace("longrun.stores._file.catalog", "Catalog.doubt", lambda original: lambda self, name: None)
+
+
+@bug(
+    "announced-too-late",
+    "tests/stores/test_sqlite.py::test_a_look_in_the_middle_of_an_announcement_hides_nobody_elses",
+)
+def announced_too_late() -> None:
+    """A change of this process is not counted before it is stored."""
+    edit(
+        "longrun.stores.sqlite",
+        "SQLiteBackend.commit",
+        "announced = self._announced",
+        "announced, late = self._announced, [0]",
+        "self._announced += gathered.announce",
+        "late.append(gathered.announce)",
+        "self._known.keep_owned(ids)",
+        "self._known.keep_owned(ids); self._announced += late[-1]",
+    )
+
+
 @bug("message-key-forgotten", *_in_store("sqlite", "TestSQLiteStore", "test_a_key_is_accepted_once"))
 def message_key_forgotten() -> None:
     """A signal that is sent again with the same key counts twice."""

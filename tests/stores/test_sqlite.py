@@ -604,7 +604,7 @@ def test_what_this_process_announces_does_not_wake_it(backend: SQLiteBackend, pa
     assert backend.wait(0.0)
 
 
-@pytest.mark.parametrize("moment", ["before the commit", "after the commit"])
+@pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_look_in_the_middle_of_an_announcement_hides_nobody_elses(
     backend: SQLiteBackend, path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -613,7 +613,7 @@ def test_a_look_in_the_middle_of_an_announcement_hides_nobody_elses(
     other.open()
     backend.commit([create("a")])
     backend.wait(0.0)
-    holder, name = (Batch, "write") if moment == "before the commit" else (Known, "keep_owned")
+    holder, name = (Batch, "write") if moment == "before" else (Known, "keep_owned")
     once = getattr(holder, name)
 
     def looking(self: Any, *args: Any) -> None:
