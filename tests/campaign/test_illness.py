@@ -33,6 +33,9 @@ from tests.campaign.program import CONFIG, DISK_WRITES, Telling, run_one, until_
 T = TypeVar("T")
 CODES = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 CALLS = (*DISK_WRITES, "pread", "stat", "names", "chmod")
+DISK_RATES = (0.005, 0.02, 0.05)
+STORE_RATES = (0.02, 0.1, 0.25)
+"""How many of the calls fail, in one batch or another."""
 WITHIN = 60.0
 """Seconds for one batch of workflows. It is ill for one of them at most."""
 SHARE = 5
@@ -42,11 +45,11 @@ SHARE = 5
 class Illness:
     """What a store suffers from, until it is well."""
 
-    def __init__(self, dice: random.Random) -> None:
+    def __init__(self, dice: random.Random, rates: tuple[float, ...]) -> None:
         self.dice = dice
         self.well = False
         self.fired: Counter[str] = Counter()
-        self._rate = dice.choice([0.005, 0.02, 0.05])
+        self._rate = dice.choice(rates)
 
     def strikes(self, call: str) -> bool:
         if self.well or self.dice.random() >= self._rate:
@@ -114,10 +117,11 @@ Suffered = tuple[int, tuple[str, ...]]
 async def suffer(place: Path, url: str, options: dict[str, Any], batches: int, seed: int) -> Suffered:
     """Run so many batches one after the other, each with an illness of its own."""
     outside, fired = Outside(place / "ledger", 1), 0
+    rates = DISK_RATES if url.startswith("file:") else STORE_RATES
     work.tell_to(outside)
     try:
         for batch in range(batches):
-            illness = Illness(random.Random(seed + batch))
+            illness = Illness(random.Random(seed + batch), rates)
             await one_batch(url, options, illness, outside, batch)
             fired += illness.fired.total()
     finally:
