@@ -129,7 +129,7 @@ class Batch:
         self._new_heads: list[tuple[Any, ...]] = []
         self._steps: list[tuple[Any, ...]] = []
         self._set_steps: list[tuple[int, int, str, int]] = []
-        self._heads: dict[int, tuple[Row, bytes, str | None, int]] = {}
+        self._heads: dict[int, tuple[Row, bytearray, str, int]] = {}
         self._moved: dict[int, Row] = {}
         self._boundaries: list[tuple[Any, ...]] = []
         self._strips: list[tuple[int, int, int]] = []
@@ -373,6 +373,6 @@ def _place(row: Row) -> tuple[Any, ...]:
     """For `MOVE`."""
     wake = row.wake
     return (
-        *(row.state, row.fence, row.owner, row.ended, row.woken, row.messages, row.last_message, wake),
+        *(row.state, row.fence, row.owner, row.ended, int(row.woken), row.messages, row.last_message, wake),
         row.key,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from typing import Any
-from zlib import crc32
 
 import attrs
 
@@ -102,12 +101,11 @@ def _blocked(
 
 def _update(found: Found, head: Head, messages: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """For `SAVE_HEAD` and for `MOVE`."""
-    state, numbers, words = head.state.value, pack.head_numbers(head), pack.head_words(head)
-    crc = crc32(numbers, pack.head_place(found.id, state, head.fence, head.owner, words))
+    state, *columns = pack.head_columns(found.id, head)
     wake = rows.wake_at(head)
     wake = None if wake is None else max(0.0, wake)
     place = state, head.fence, head.owner, head.ended, head.woken, messages, found.last_message, wake
-    return (head.revision, found.kept, numbers, words, crc, found.key), (*place, found.key)
+    return (head.revision, found.kept, *columns, found.key), (*place, found.key)
 
 
 def _candidates(connection: sqlite3.Connection, claim: Claim) -> list[int]:

@@ -4,6 +4,9 @@ Place in the life of an execution: checkpoint. To bind and rewrite twenty column
 one, to write floats as text takes Python as long as the rest of a save, and a head is written at every step. So what a
 statement searches or compares is a column of its own; all other numbers are one BLOB (`numbers`: little-endian, eight
 bytes each, NaN for a time that is not set), and all other texts one JSON list (`words`).
+
+For every value that is neither a number, nor a text, nor a bytearray, sqlite3 looks for an adapter first, and takes
+longer over that than over the rest of the row. So bytes are bound as bytearrays, and an empty text stands for none.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from longrun.stores.rows import clean
 _NAN = math.nan
 _HEAD = struct.Struct("<7q?7d")
 _BOUNDARY = struct.Struct("<6q2d")
+COPIED = 65_536
+"""What is larger is bound as it is: then the copy would take longer."""
 UNREADABLE = (ValueError, TypeError, AttributeError, struct.error)
 """What damaged columns raise here."""
 
@@ -30,10 +35,16 @@ UNREADABLE = (ValueError, TypeError, AttributeError, struct.error)
 # heads
 
 
-def head_numbers(head: Head) -> bytes:
+def head_columns(id: str, head: Head) -> tuple[str, bytearray, str, int]:
+    """State, numbers, words and checksum."""
     h = head
+    state = h.state._value_
+    if h.signal is None and h.error is None and h.reason is None and h.note is None:
+        words = ""
+    else:
+        words = json.dumps((h.signal, clean(h.error), clean(h.reason), clean(h.note)))
     started, ended, due, of = h.started, h.ended, h.due, h.of
-    return _HEAD.pack(
+    numbers = _HEAD.pack(
         h.revision,
         h.seq,
         h.step,
@@ -50,17 +61,12 @@ def head_numbers(head: Head) -> bytes:
         _NAN if due is None else due,
         _NAN if of is None else of,
     )
+    return state, bytearray(numbers), words, crc32(numbers, _head_place(id, state, h.fence, h.owner, words))
 
 
-def head_words(head: Head) -> str | None:
-    h = head
-    if h.signal is None and h.error is None and h.reason is None and h.note is None:
-        return None
-    return json.dumps((h.signal, clean(h.error), clean(h.reason), clean(h.note)))
-
-
-def head_place(id: str, state: str, fence: int, owner: str | None, words: str | None) -> int:
-    """What the checksum of a head's numbers begins with."""
+@lru_cache(4096)
+def _head_place(id: str, state: str, fence: int, owner: str | None, words: str) -> int:
+    """What the checksum of a head's numbers begins with. Few of the steps of an execution change it."""
     return crc32(f"{id}\0{state}\0{fence}\0{owner}\0{words}".encode())
 
 
@@ -69,18 +75,18 @@ def head_fits(id: str, state: str, fence: int, owner: str | None, row: Sequence[
     revision, numbers, words, crc = row
     try:
         same: bool = _HEAD.unpack(numbers)[0] == revision
-        return same and crc32(numbers, head_place(id, state, fence, owner, words)) == crc
+        return same and crc32(numbers, _head_place(id, state, fence, owner, words)) == crc
     except UNREADABLE:
         return False
 
 
 def head_values(
-    state: str, fence: int, revision: int, owner: str | None, woken: int, numbers: bytes, words: str | None
+    state: str, fence: int, revision: int, owner: str | None, woken: int, numbers: bytes, words: str
 ) -> tuple[Any, ...]:
     """In the order of `rows.HEAD_COLUMNS`. Damaged columns raise one of `UNREADABLE`."""
     _, seq, step, visit, iteration, attempt, crashes, hold, updated, progress, done, *times = _HEAD.unpack(numbers)
     started, ended, due, of = [None if math.isnan(moment) else moment for moment in times]
-    signal, error, reason, note = json.loads(words) if words is not None else (None, None, None, None)
+    signal, error, reason, note = json.loads(words) if words else (None, None, None, None)
     return (
         *(state, fence, revision, owner, seq, step, visit, iteration, attempt, started, updated),
         *(ended, due, signal, bool(woken), hold, crashes, error, reason, progress, done, of, note),
@@ -99,15 +105,23 @@ def _names(kind: str, name: str | None) -> str:
 def boundary_columns(id: str, boundary: Boundary) -> tuple[Any, ...]:
     """For `ADD_BOUNDARY`, without the execution's key."""
     b = boundary
-    started = b.started
+    seq, started, data = b.seq, b.started, b.data
     numbers = _BOUNDARY.pack(
         b.step, b.attempts, b.next, b.visit, b.iteration, b.size, _NAN if started is None else started, b.ended
     )
     words = _names(b.kind, b.name) if b.error is None else json.dumps((b.kind, b.name, clean(b.error)))
-    blobs = json.dumps(b.blobs, separators=(",", ":")) if b.blobs else None
-    place = crc32(f"{id}\0{b.seq}".encode())
-    state_crc = None if b.data is None else crc32(b.data, _blobs_crc(place, blobs))
-    return b.seq, numbers, words, crc32(numbers, crc32(words.encode(), place)), state_crc, blobs, b.data
+    blobs = json.dumps(b.blobs, separators=(",", ":")) if b.blobs else ""
+    place = _boundary_place(id, seq)
+    crc = crc32(numbers, crc32(words.encode(), place))
+    if data is None:
+        return seq, bytearray(numbers), words, crc, None, blobs, None
+    bound = bytearray(data) if len(data) <= COPIED else data
+    return seq, bytearray(numbers), words, crc, crc32(data, _blobs_crc(place, blobs)), blobs, bound
+
+
+def _boundary_place(id: str, seq: int) -> int:
+    """What the checksums of a boundary begin with: another number gives another checksum of the same contents."""
+    return (crc32(id.encode()) + seq) & 0xFFFFFFFF
 
 
 def boundary_values(
@@ -122,17 +136,17 @@ def boundary_values(
 
 def boundary_fits(id: str, seq: int, numbers: bytes, words: str, crc: object) -> bool:
     try:
-        return crc32(numbers, crc32(words.encode(), crc32(f"{id}\0{seq}".encode()))) == crc
+        return crc32(numbers, crc32(words.encode(), _boundary_place(id, seq))) == crc
     except UNREADABLE:
         return False
 
 
 def state_fits(id: str, seq: int, blobs: str | None, data: bytes | None, crc: object) -> bool:
     try:
-        return data is None or crc32(data, _blobs_crc(crc32(f"{id}\0{seq}".encode()), blobs)) == crc
+        return data is None or crc32(data, _blobs_crc(_boundary_place(id, seq), blobs)) == crc
     except UNREADABLE:
         return False
 
 
 def _blobs_crc(place: int, blobs: str | None) -> int:
-    return place if blobs is None else crc32(blobs.encode(), place)
+    return crc32(blobs.encode(), place) if blobs else place

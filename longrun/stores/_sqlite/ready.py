@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from zlib import crc32
 
 from longrun.errors import NotStorableError
-from longrun.stored import Create, Head, Save, Send, Write
+from longrun.stored import Create, Save, Send, Write
 from longrun.stores import rows
 from longrun.stores._sqlite import pack
 
@@ -22,32 +21,24 @@ Part = tuple[int, bytes]
 """A checksum and what it is of."""
 
 
-class _ReadyHead:
-    __slots__ = ("crc", "numbers", "state", "words")
-
-    def __init__(self, id: str, head: Head) -> None:
-        self.state, self.numbers, self.words = head.state._value_, pack.head_numbers(head), pack.head_words(head)
-        self.crc = crc32(self.numbers, pack.head_place(id, self.state, head.fence, head.owner, self.words))
-
-
-class ReadySave(_ReadyHead):
-    __slots__ = ("blobs", "boundaries", "put", "save", "steps")
+class ReadySave:
+    __slots__ = ("blobs", "boundaries", "crc", "numbers", "put", "save", "state", "steps", "words")
 
     def __init__(self, save: Save) -> None:
-        super().__init__(save.id, save.head)
         id, self.save = save.id, save
+        self.state, self.numbers, self.words, self.crc = pack.head_columns(id, save.head)
         self.boundaries = [pack.boundary_columns(id, boundary) for boundary in save.boundaries]
         self.steps = None if save.steps is None else _steps(id, save.steps)
         self.put = _checked(id, save.put, rows.entry_crc) if save.put else {}
         self.blobs = _checked(id, save.blobs, rows.blob_crc) if save.blobs else {}
 
 
-class ReadyCreate(_ReadyHead):
-    __slots__ = ("blobs", "boundary", "create", "definition", "steps")
+class ReadyCreate:
+    __slots__ = ("blobs", "boundary", "crc", "create", "definition", "numbers", "state", "steps", "words")
 
     def __init__(self, create: Create) -> None:
-        super().__init__(create.id, create.head)
         id, self.create = create.id, create
+        self.state, self.numbers, self.words, self.crc = pack.head_columns(id, create.head)
         values = rows.definition_values(create.definition)
         self.definition = (*values, rows.definition_crc(values))
         self.steps = _steps(id, create.definition.steps)

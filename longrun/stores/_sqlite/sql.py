@@ -61,7 +61,7 @@ CREATE TABLE head (
     revision INTEGER NOT NULL,
     kept INTEGER NOT NULL,         -- no boundary before this number has its state
     numbers BLOB NOT NULL,         -- the other fields: see pack.py
-    words TEXT,
+    words TEXT NOT NULL,
     crc INTEGER NOT NULL           -- of all of the head, with what stands in `execution`
 );
 
