@@ -60,10 +60,6 @@ class Host(Protocol):
     def ledger(self) -> Ledger:
         """The progress inside the step, of this visit."""
 
-    @property
-    def noted(self) -> bool:
-        """Whether there is any."""
-
     def step_info(self, step: Step) -> StepInfo:
         """Where the step is."""
 
@@ -100,11 +96,14 @@ class Attempt:
     """One call of a step's function."""
 
     # Most steps need few of these: what stands here costs nothing until it is set.
-    _stopped = False
+    stopped = False
+    """Whether somebody has stopped it. Its scope may be cancelled then, or if the step has a time-out."""
+    left: Leftovers | None = None
+    """The step threads that it has left behind, if it was stopped while they ran on; or none, which is false."""
     _over: str | None = None
     _deadline: float | None = None
     _info: StepInfo | None = None
-    _left: Leftovers | None = None
+    _ledger: Ledger | None = None
     _saving = False
     _flight: anyio.Event | None = None
     _asked = _answered = 0
@@ -125,7 +124,14 @@ class Attempt:
 
     @property
     def ledger(self) -> Ledger:
-        return self._host.ledger
+        if self._ledger is None:
+            self._ledger = self._host.ledger
+        return self._ledger
+
+    @property
+    def used(self) -> bool:
+        """Whether its context was asked for: otherwise it has noted nothing, and tells nothing of its progress."""
+        return self._ledger is not None
 
     @property
     def info(self) -> StepInfo:
@@ -140,7 +146,9 @@ class Attempt:
             self._scope.deadline = anyio.current_time() + self.step.timeout
         try:
             value = await engine.run(self, state)
-            return self._late() or Outcome(value=value)
+            if self._deadline is not None and self._is_late():
+                return self.cut_short()
+            return Outcome(value)
         except StepInterrupted as error:
             return self.cut_short() if self._scope.cancel_called else Outcome(error=_interrupted(error))
         except BaseException as error:
@@ -161,22 +169,20 @@ class Attempt:
         return not self._scope.cancel_called and self._host.goes_on and take_back(error)
 
     def _end(self) -> None:
-        self._over = "it was stopped" if self._stopped else "it has ended"
+        self._over = "it was stopped" if self.stopped else "it has ended"
         if self._deadline is not None:
             self._scope.deadline = math.inf
-        if self._host.noted:
+        if self._ledger is not None:
             self._progress, self._source = self.progress, None
-            self.ledger.forget_groups()
+            self._ledger.forget_groups()
 
-    def _late(self) -> Outcome | None:
+    def _is_late(self) -> bool:
         """A function that never came to an await can return after its time: that is too late all the same."""
-        if self._deadline is None or self._stopped or time.monotonic() < self._deadline:
-            return None
-        return self.cut_short()
+        return not self.stopped and self._deadline is not None and time.monotonic() >= self._deadline
 
     def cut_short(self) -> Outcome:
         """What became of an attempt whose scope was cancelled."""
-        if self._stopped:
+        if self.stopped:
             return Outcome(stopped=True)
         return Outcome(error=StepTimeoutError(self.step.name, self.step.timeout or 0.0))
 
@@ -188,7 +194,7 @@ class Attempt:
 
     def _stop(self) -> None:
         if self._over is None:
-            self._stopped = True
+            self.stopped = True
             self._scope.cancel()
 
     def context(self) -> StepContext:
@@ -319,15 +325,10 @@ class Attempt:
 
     # threads and children
 
-    @property
-    def left(self) -> Leftovers | None:
-        """The step threads that this attempt has left behind, if it was stopped while they ran on."""
-        return self._left or None
-
     async def run_sync(self, function: Callable[..., T], *args: Any) -> T:
-        if self._left is None:
-            self._left = Leftovers()
-        result: T = await self._threads.run(function, *args, left=self._left)
+        if self.left is None:
+            self.left = Leftovers()
+        result: T = await self._threads.run(function, *args, left=self.left)
         return result
 
     async def start_child(self, workflow: Any, state: Any, key: str) -> ExecutionHandle:

@@ -19,7 +19,7 @@ from longrun.outbox import Outbox
 from longrun.port import StepInfo
 from longrun.records import Progress
 from longrun.snapshot import Snapshot, Snapshots, decode_state
-from longrun.stored import EMPTY, TRACE, Boundary, Definition, Head, Loaded, Save, copied, moved, shown_metadata
+from longrun.stored import EMPTY, TRACE, Boundary, Definition, Head, Loaded, Save, copied, moved, saving, shown_metadata
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -96,17 +96,12 @@ class Book:
         return self._ledger
 
     @property
-    def noted(self) -> bool:
-        """Whether anything was noted in the ledger."""
-        return self._ledger is not None and self._ledger.used
-
-    @property
     def unsaved(self) -> bool:
         return bool(self._unsaved) or (self._ledger is not None and self._ledger.dirty)
 
     def type_of(self, index: int, otherwise: Any = Any) -> Any:
         """The annotation of the state that a step receives; `otherwise` if there is none, or none is known here."""
-        step = self._executor.registry.get(self.steps[index]) if index < len(self.steps) else None
+        step = self._executor.registry.by_name.get(self.steps[index]) if index < len(self.steps) else None
         return otherwise if step is None else step.state_type
 
     def state(self, annotation: Any) -> Any:
@@ -197,8 +192,8 @@ class Book:
         if self._bus.active:
             events = ((EventType.STEP_COMPLETED, {"step": boundary.name, "attempt": boundary.attempts}),)
         self._note(boundary, snapshot, value, events)
-        self.head = head = moved(self.head, boundary, min(1.0, boundary.next / len(self.steps)))
-        if not self._flush_is_due():
+        self.head = head = moved(self.head, boundary, boundary.next / len(self.steps))
+        if not (self._each_step or self._flush_is_due()):
             return None
         head.revision += 1
         waiter = self._loop.waiter()
@@ -225,7 +220,7 @@ class Book:
             self._events += ((EventType.CHECKPOINTED, {"step": boundary.name, "data": data}), *events)
 
     def _flush_is_due(self) -> bool:
-        if self._each_step or len(self._unsaved) >= UNSAVED_LIMIT:
+        if len(self._unsaved) >= UNSAVED_LIMIT:
             return True
         if self._durability == "exit":
             return False
@@ -276,43 +271,20 @@ class Book:
         """Hand over the head as it is now, with everything gathered so far and what the ledger has `noted`."""
         (put, drop), head = noted, self.head
         clear, self._clear = self._clear, False
-        boundaries, blobs = self._gathered()
-        for boundary in boundaries:
-            if boundary.data is not None:
-                self._snapshots.kept(boundary.seq, boundary.blobs)
-        keep_from, gone = self._snapshots.let_go(exactly=head.owner is None)
-        if not self._each_step:
-            self._saved_at = self._clock.monotonic()
-        steps, self._given_steps = self._given_steps, None
-        save = Save(
-            id=self.id,
-            head=head,
-            boundaries=boundaries,
-            blobs=blobs,
-            clear=clear,
-            put=put,
-            drop=() if clear else drop,
-            take=take,
-            keep_from=keep_from,
-            drop_blobs=gone,
-            steps=steps,
-        )
-        told, self._events = self._events, ()
-        self.outbox.push(save, told, done)
-
-    def _gathered(self) -> tuple[tuple[Boundary, ...], Mapping[str, bytes]]:
-        """The boundaries not written yet; of those that were coalesced, only the last keeps its state."""
         boundaries, blobs = tuple(self._unsaved), self._unsaved_blobs
         self._unsaved.clear()
         self._unsaved_blobs = EMPTY
-        if len(boundaries) < 2:
-            return boundaries, blobs
-        newest = max((n for n, b in enumerate(boundaries) if b.data is not None), default=-1)
-        stripped = [
-            b if n == newest or b.data is None else attrs.evolve(b, data=None, blobs=())
-            for n, b in enumerate(boundaries)
-        ]
-        return tuple(stripped), {name: blobs[name] for name in boundaries[newest].blobs if name in blobs}
+        if len(boundaries) > 1:
+            boundaries, blobs = _gathered(boundaries, blobs)
+        keep_from, gone = self._snapshots.keep(boundaries, head.owner is None)
+        if not self._each_step:
+            self._saved_at = self._clock.monotonic()
+        steps, self._given_steps = self._given_steps, None
+        if clear:
+            drop = ()
+        save = saving(self.id, head, boundaries, blobs, clear, put, drop, take, keep_from, gone, steps)
+        told, self._events = self._events, ()
+        self.outbox.push(save, told, done)
 
     # events
 
@@ -339,3 +311,14 @@ class Book:
     def emit(self, kind: EventType, **fields: Any) -> None:
         fields.setdefault("step", self.step_name)
         self._executor.emit(kind, self.id, **fields)
+
+
+def _gathered(
+    boundaries: tuple[Boundary, ...], blobs: Mapping[str, bytes]
+) -> tuple[tuple[Boundary, ...], Mapping[str, bytes]]:
+    """Of boundaries that were coalesced, only the last keeps its state."""
+    newest = max((n for n, b in enumerate(boundaries) if b.data is not None), default=-1)
+    stripped = [
+        b if n == newest or b.data is None else attrs.evolve(b, data=None, blobs=()) for n, b in enumerate(boundaries)
+    ]
+    return tuple(stripped), {name: blobs[name] for name in boundaries[newest].blobs if name in blobs}

@@ -30,9 +30,9 @@ from longrun.errors import (
 from longrun.events import EventType
 from longrun.loops import Waiter
 from longrun.records import ExecutionState, RetryPolicy
-from longrun.registry import DIRECTIVES, Finish, Goto, Repeat, Sleep, Step, WaitFor
+from longrun.registry import Directive, Finish, Goto, Repeat, Sleep, Step, WaitFor
 from longrun.snapshot import Snapshot
-from longrun.stored import Boundary, Message
+from longrun.stored import Boundary, Message, crossed
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -67,7 +67,7 @@ class Course:
     def moved(self, step: Step, value: Any) -> Waiter | bool:
         """The step is done. If another follows at once, move there: True, or what to await until that is durable."""
         head, steps = self._book.head, self._book.steps
-        if not isinstance(value, DIRECTIVES):
+        if not isinstance(value, Directive):
             return head.step + 1 < len(steps) and self._move(step, "step", head.step + 1, value)
         if isinstance(value, Goto):
             return self._move(step, "goto", target_of(value.step, steps), value.state)
@@ -88,22 +88,8 @@ class Course:
 
     def _crossed(self, kind: str, to: int, snapshot: Snapshot, iteration: int = 0) -> Boundary:
         """The boundary at which the step in flight ended and a new visit begins."""
-        book, head = self._book, self._book.head
-        return Boundary(
-            seq=head.seq + 1,
-            kind=kind,
-            step=head.step,
-            name=book.step_name,
-            started=head.started,
-            ended=book.now(),
-            attempts=head.attempt + 1,
-            next=to,
-            visit=head.visit + 1,
-            iteration=iteration,
-            data=snapshot.data,
-            blobs=snapshot.names,
-            size=snapshot.size,
-        )
+        book, s = self._book, snapshot
+        return crossed(book.head, kind, book.step_name, book.now(), to, iteration, s.data, s.names, s.size)
 
     async def complete_after_wait(self) -> bool:
         """The last step parked the execution, or a fork began behind it: it ends with the state it has."""

@@ -313,13 +313,16 @@ class Crew(Starting):
 
     def engine(self, step: Step) -> Engine:
         """Who calls a step's function."""
-        name = step.run_in or ("loop" if step.is_async else "thread")
-        if name == "process" and name not in self._engines:
-            from longrun.process import ProcessEngine
+        return self._engines.get(step.engine) or self._engine_of_processes()
 
-            engine = ProcessEngine()
-            self._engines[name] = engine if self.watch is None else self.watch.engine(name, engine)
-        return self._engines[name]
+    def _engine_of_processes(self) -> Engine:
+        from longrun.process import ProcessEngine  # when a step first needs it
+
+        engine: Engine = ProcessEngine()
+        if self.watch is not None:
+            engine = self.watch.engine("process", engine)
+        self._engines["process"] = engine
+        return engine
 
     def spawn(self, function: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Run something beside everything else. May be called where no task runs, such as in a store's answer."""

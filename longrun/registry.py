@@ -39,8 +39,14 @@ NAME_LIMIT = 200
 # What a step may return instead of the plain next state
 
 
+class Directive:
+    """One of these."""
+
+    __slots__ = ()
+
+
 @frozen
-class Goto:
+class Goto(Directive):
     """Go on with another step: by name, or by index where the name stands in the workflow more than once."""
 
     step: str | int
@@ -48,21 +54,21 @@ class Goto:
 
 
 @frozen
-class Repeat:
+class Repeat(Directive):
     """Run this step again, as a new visit with `ctx.iteration` one higher."""
 
     state: Any = None
 
 
 @frozen
-class Finish:
+class Finish(Directive):
     """End the execution here, with this result."""
 
     state: Any = None
 
 
 @frozen
-class Sleep:
+class Sleep(Directive):
     """Park until then: seconds, a timedelta, or an aware datetime. The next step follows; at once if that is past."""
 
     until: float | timedelta | datetime
@@ -70,7 +76,7 @@ class Sleep:
 
 
 @frozen
-class WaitFor:
+class WaitFor(Directive):
     """Park until the signal comes; the next step sees its payload as `ctx.signal`, or `ctx.timed_out`."""
 
     signal: str
@@ -78,7 +84,6 @@ class WaitFor:
     timeout: float | timedelta | None = None
 
 
-Directive = Goto | Repeat | Finish | Sleep | WaitFor
 DIRECTIVES = (Goto, Repeat, Finish, Sleep, WaitFor)
 
 
@@ -93,7 +98,13 @@ class Step:
     run_in: str | None = None
     takes_context: bool = False
     is_async: bool = False
+    engine: str = field(init=False, repr=False)
+    """Where it runs, by the name of what calls it there: `loop`, `thread` or `process`."""
     _types: dict[str, Any] = field(factory=dict, init=False, repr=False)
+
+    @engine.default
+    def _engine(self) -> str:
+        return self.run_in or ("loop" if self.is_async else "thread")
 
     @property
     def state_type(self) -> Any:
@@ -133,20 +144,21 @@ class StepRegistry:
     """Steps and workflows by name. An object, not a global: a large application keeps one a module and merges them."""
 
     def __init__(self) -> None:
-        self._steps: dict[str, Step] = {}
+        self.by_name: dict[str, Step] = {}
+        """Every step; to be read only."""
         self._workflows: dict[str, Workflow] = {}
 
     def __repr__(self) -> str:
-        return f"<StepRegistry {len(self._steps)} steps, {len(self._workflows)} workflows>"
+        return f"<StepRegistry {len(self.by_name)} steps, {len(self._workflows)} workflows>"
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self.by_name)
 
     def __iter__(self) -> Iterator[Step]:
-        return iter(self._steps.values())
+        return iter(self.by_name.values())
 
     def __contains__(self, step: object) -> bool:
-        return step in self._steps if isinstance(step, str) else step in self._steps.values()
+        return step in self.by_name if isinstance(step, str) else step in self.by_name.values()
 
     @property
     def workflows(self) -> tuple[Workflow, ...]:
@@ -195,7 +207,7 @@ class StepRegistry:
     ) -> Step:
         """Register `function` under `name`, or under its own name if that is None."""
         name = _step_name(function) if name is None else _check_name(name)
-        if name in self._steps:
+        if name in self.by_name:
             raise DuplicateStepError(name)
         step = Step(
             name=name,
@@ -206,11 +218,11 @@ class StepRegistry:
             takes_context=_takes_context(name, function),
             is_async=is_async(function),
         )
-        self._steps[name] = step
+        self.by_name[name] = step
         return step
 
     def get(self, name: str) -> Step | None:
-        return self._steps.get(name)
+        return self.by_name.get(name)
 
     def get_workflow(self, name: str) -> Workflow | None:
         return self._workflows.get(name)
@@ -228,12 +240,12 @@ class StepRegistry:
     def include(self, other: StepRegistry) -> None:
         """Take over another registry's steps and workflows; a name that means something else here raises."""
         for step in other:
-            if self._steps.get(step.name, step) is not step:
+            if self.by_name.get(step.name, step) is not step:
                 raise DuplicateStepError(step.name)
         for workflow in other.workflows:
             if self._workflows.get(workflow.name, workflow) is not workflow:
                 raise DuplicateWorkflowError(workflow.name)
-        self._steps.update(other._steps)
+        self.by_name.update(other.by_name)
         self._workflows.update(other._workflows)
 
     def resolve(self, workflow: str | Workflow | Iterable[StepFunction | Step | str]) -> Workflow:
@@ -255,7 +267,7 @@ class StepRegistry:
     def knows(self, workflow: str, steps: tuple[str, ...] = ()) -> bool:
         """Whether executions of a stored workflow belong to this registry."""
         if workflow.startswith(AD_HOC):
-            return bool(steps) and all(step in self._steps for step in steps)
+            return bool(steps) and all(step in self.by_name for step in steps)
         return workflow in self._workflows
 
     def _own(self, workflow: Workflow) -> Workflow:
@@ -266,7 +278,7 @@ class StepRegistry:
     def _names(self, steps: Iterable[StepFunction | Step | str]) -> tuple[str, ...]:
         if isinstance(steps, str):
             raise RegistrationError(f"steps must be a list, not the string {steps!r}")
-        by_function = {step.function: step.name for step in self._steps.values()}
+        by_function = {step.function: step.name for step in self.by_name.values()}
         names = tuple(self._name_of(step, by_function) for step in steps)
         if not names:
             raise RegistrationError("a workflow needs at least one step")
@@ -274,12 +286,12 @@ class StepRegistry:
 
     def _name_of(self, step: StepFunction | Step | str, by_function: dict[StepFunction, str]) -> str:
         if isinstance(step, str):
-            if step not in self._steps:
-                raise UnknownStepError(step, tuple(self._steps))
+            if step not in self.by_name:
+                raise UnknownStepError(step, tuple(self.by_name))
             return step
         if isinstance(step, Step):
-            if self._steps.get(step.name) is not step:
-                raise UnknownStepError(step.name, tuple(self._steps))
+            if self.by_name.get(step.name) is not step:
+                raise UnknownStepError(step.name, tuple(self.by_name))
             return step.name
         if not callable(step):
             raise RegistrationError(f"a step is a function, a Step or a name, not {type(step).__name__}")
@@ -290,9 +302,9 @@ class StepRegistry:
     def _check_types(self, workflow: Workflow) -> None:
         """Refuse state types that can never be stored, now rather than in the middle of a run."""
         for name in dict.fromkeys(workflow.steps):
-            step = self._steps[name]
+            step = self.by_name[name]
             codec.check_annotation(step.state_type)
-        codec.check_annotation(self._steps[workflow.steps[-1]].result_type)
+        codec.check_annotation(self.by_name[workflow.steps[-1]].result_type)
 
 
 def _ad_hoc_name(names: tuple[str, ...]) -> str:

@@ -277,8 +277,9 @@ class Runner:
             outcome = await attempt.run(self._executor.engine(step), state)
         finally:
             self._attempt = None
-            book.progress = attempt.progress
-        if self._scope.cancel_called:
+            if attempt.used:
+                book.progress = attempt.progress
+        if (attempt.stopped or step.timeout is not None) and self._scope.cancel_called:
             self._cut = step, outcome
             return False
         self._conclude(attempt)
@@ -286,11 +287,11 @@ class Runner:
 
     def _at_hand(self) -> Step | None:
         """The next step, if nothing stands in its way, which is the rule."""
-        book = self.book
-        head = book.head
-        if self.attention or head.attempt or not self.seat.taken or self._executor.left_behind:
+        book, executor, place = self.book, self._executor, self.seat.place
+        head, steps = book.head, book.steps
+        if self.attention or head.attempt or place is None or not place.granted or executor.left_behind:
             return None
-        return self._executor.registry.get(book.steps[head.step]) if head.step < len(book.steps) else None
+        return executor.registry.by_name.get(steps[head.step]) if head.step < len(steps) else None
 
     async def _make_way(self) -> Step | bool:
         """The next step, after everything that comes before it; True to look again, False if there is nothing more."""
@@ -305,7 +306,7 @@ class Runner:
             return False
         if head.attempt and head.due is not None and not await self._back_off(step, head.due):
             return True
-        if not self.seat.taken and not await self.seat.take(self):
+        if not await self.seat.take(self):
             return True
         if self._executor.left_behind and not await self._alone():
             return True
@@ -352,7 +353,7 @@ class Runner:
 
     def _conclude(self, attempt: Attempt) -> None:
         """An attempt is over: what it leaves behind, and what has happened to the execution meanwhile."""
-        if attempt.left is not None:
+        if attempt.left:
             self._executor.leave_behind(self.id, attempt.left.ended)
         if self.book.outbox.lost is not None:
             raise self.book.outbox.lost
@@ -452,10 +453,6 @@ class Runner:
     @property
     def ledger(self) -> Ledger:
         return self.book.ledger
-
-    @property
-    def noted(self) -> bool:
-        return self.book.noted
 
     @property
     def unsaved(self) -> bool:

@@ -38,15 +38,12 @@ class Sitter(Protocol):
 class Seat:
     def __init__(self, crew: Crew, book: Book) -> None:
         self._crew, self._book = crew, book
-        self._place: Ticket | None = None
+        self.place: Ticket | None = None
+        """Among those that run, or in the queue for that."""
         self._trial: Ticket | None = None
         self.accused = 0
         """The crashes that are held against it once its trial begins."""
         self._absences = 0
-
-    @property
-    def taken(self) -> bool:
-        return self._place is not None and self._place.granted
 
     async def take(self, sitter: Sitter) -> bool:
         """Wait for a place to run steps; False if something has to be obeyed first."""
@@ -55,9 +52,9 @@ class Seat:
                 return False
             await self._book.commit({"crashes": self.accused})
             self.accused = 0
-        if self._place is None:
-            self._place = self._crew.places.ask(sitter.nudge)
-        return await _granted(self._place, sitter)
+        if self.place is None:
+            self.place = self._crew.places.ask(sitter.nudge)
+        return await _granted(self.place, sitter)
 
     async def _all_heard(self, sitter: Sitter) -> bool:
         """No trial begins while others that were claimed along with this one still bear a crash they may not have
@@ -68,9 +65,9 @@ class Seat:
         return not sitter.attention
 
     def leave(self) -> None:
-        if self._place is not None:
-            self._crew.places.give_back(self._place)
-            self._place = None
+        if self.place is not None:
+            self._crew.places.give_back(self.place)
+            self.place = None
 
     async def suspect(self, sitter: Sitter) -> None:
         """What was in flight at several crashes runs alone until it has got somewhere. Until its turn has come a death
@@ -98,9 +95,9 @@ class Seat:
             yield
         finally:
             self._absences -= 1
-        if self._absences == 0 and self._place is None:
-            self._place = self._crew.places.ask(sitter.nudge)
-            await _granted(self._place, sitter)
+        if self._absences == 0 and self.place is None:
+            self.place = self._crew.places.ask(sitter.nudge)
+            await _granted(self.place, sitter)
 
 
 async def _granted(ticket: Ticket, sitter: Sitter) -> bool:

@@ -14,11 +14,13 @@ from attrs import define
 
 from longrun import codec
 from longrun.errors import CorruptDataError, TooLargeError
+from longrun.stored import EMPTY, Boundary
 
 WHOLE_LIMIT = 8192
 """A state up to this many bytes is stored in one piece."""
 BLOB_MINIMUM = 2048
 """Of a larger one, values from this size on become blobs."""
+NO_CHANGE: tuple[None, tuple[str, ...]] = (None, ())
 
 
 @define
@@ -59,9 +61,11 @@ class Snapshots:
         tree = codec.unstructure(value, annotation, path)
         if not self._parts:
             data = codec.dumps(tree)
-            if len(data) <= WHOLE_LIMIT or type(tree) is not dict:
-                self._check(path, len(data))
-                return Snapshot(data, (), {}, len(data))
+            size = len(data)
+            if size <= WHOLE_LIMIT or type(tree) is not dict:
+                if size > self._limit:
+                    raise TooLargeError(path, size, self._limit)
+                return Snapshot(data, (), EMPTY, size)
         return self._split(tree, seq, path) if type(tree) is dict else self._whole(tree, path)
 
     def _whole(self, tree: Any, path: str) -> Snapshot:
@@ -108,17 +112,20 @@ class Snapshots:
         if size > self._limit:
             raise TooLargeError(path, size, self._limit)
 
-    def kept(self, seq: int, names: tuple[str, ...]) -> None:
-        """Note a boundary that is stored with its state."""
-        self._kept.append((seq, names))
-
-    def let_go(self, *, exactly: bool) -> tuple[int | None, tuple[str, ...]]:
-        """From which number states are kept (None: no change), and which blobs can go. To spare the store a removal
-        with every write, a few states more than asked for stay until `exactly` as many are wanted."""
+    def keep(self, boundaries: tuple[Boundary, ...], exactly: bool) -> tuple[int | None, tuple[str, ...]]:
+        """Note boundaries that are stored. From which number states are kept from then on (None: no change), and which
+        blobs can go. To spare the store a removal with every write, a few states more than asked for stay until
+        `exactly` as many are wanted."""
         kept = self._kept
-        if len(kept) <= self._history or (len(kept) < self._history + self._slack and not exactly):
-            return None, ()
+        for boundary in boundaries:
+            if boundary.data is not None:
+                kept.append((boundary.seq, boundary.blobs))
         surplus = len(kept) - self._history
+        return NO_CHANGE if surplus <= 0 or (surplus < self._slack and not exactly) else self.let_go(surplus)
+
+    def let_go(self, surplus: int) -> tuple[int, tuple[str, ...]]:
+        """Of the oldest states."""
+        kept = self._kept
         gone = {name for _, names in kept[:surplus] for name in names}
         del kept[:surplus]
         if gone:

@@ -145,6 +145,26 @@ def moved(head: Head, boundary: Boundary, progress: float) -> Head:
     return new
 
 
+def crossed(
+    head: Head,
+    kind: str,
+    name: str | None,
+    ended: float,
+    to: int,
+    iteration: int,
+    data: bytes,
+    blobs: tuple[str, ...],
+    size: int,
+) -> Boundary:
+    """The boundary at which the step in flight ended and a new visit begins. Written out, as `copied` is."""
+    new: Boundary = object.__new__(Boundary)
+    new.seq, new.kind, new.step, new.name = head.seq + 1, kind, head.step, name
+    new.started, new.ended, new.attempts, new.error = head.started, ended, head.attempt + 1, None
+    new.next, new.visit, new.iteration = to, head.visit + 1, iteration
+    new.data, new.blobs, new.size = data, blobs, size
+    return new
+
+
 @frozen(kw_only=True)
 class Message:
     """A signal or a control request. The store gives it its `id`, which grows within an execution."""
@@ -226,6 +246,27 @@ class Save:
     drop_blobs: tuple[str, ...] = ()
     steps: tuple[str, ...] | None = None
     """The steps of an execution that was submitted by its workflow's name alone: set once, by who first runs it."""
+
+
+def saving(
+    id: str,
+    head: Head,
+    boundaries: tuple[Boundary, ...],
+    blobs: Mapping[str, bytes],
+    clear: bool,
+    put: Mapping[str, bytes],
+    drop: tuple[str, ...],
+    take: tuple[int, ...],
+    keep_from: int | None,
+    drop_blobs: tuple[str, ...],
+    steps: tuple[str, ...] | None,
+) -> Save:
+    """A save of all these, in their order. Written out, as `copied` is."""
+    new: Save = object.__new__(Save)
+    new.id, new.head, new.boundaries, new.blobs = id, head, boundaries, blobs
+    new.clear, new.put, new.drop, new.take = clear, put, drop, take
+    new.keep_from, new.drop_blobs, new.steps = keep_from, drop_blobs, steps
+    return new
 
 
 @frozen(kw_only=True)

@@ -224,7 +224,7 @@ async def test_a_drain_does_not_wait_for_the_end_of_a_back_off(registry, store):
             async for event in events:
                 if event.type is EventType.STEP_RETRYING:
                     break
-            while executor.runners["a"].seat.taken:  # it gives up its place when it begins to wait
+            while executor.runners["a"].seat.place is not None:  # it gives it up when it begins to wait
                 await store.ping()
     assert (await store.load("a")).head.owner is None
 

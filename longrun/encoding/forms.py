@@ -155,11 +155,8 @@ class PlainForm(Form):
     def __init__(self, name: str, outer: type, shapes: frozenset[str]) -> None:
         self.name, self.outer, self.shapes = name, (outer,), shapes
 
-    def write(self, value: Any) -> Json:
-        return to_plain(value)
-
-    def read(self, tree: Json) -> Any:
-        return from_plain(tree)
+    write = staticmethod(to_plain)
+    read = staticmethod(from_plain)
 
 
 class LeafForm(Form):

@@ -183,7 +183,8 @@ def _write_dict(value: dict[Any, Any], room: int) -> Json:
     for key, item in value.items():
         if type(key) is not str or key == TAG:
             return _write_pairs(value, room)
-        if type(item) in _AS_IT_IS:
+        kind = type(item)
+        if kind in _AS_IT_IS or (kind is int and MIN_INT <= item <= MAX_INT):
             tree[key] = item
             continue
         try:

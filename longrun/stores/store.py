@@ -116,7 +116,7 @@ class CheckpointStore:
         """Hand a save over without waiting; `done` gets None or the error, in `loop` or else in this one."""
         if self._watcher.shared and _is_news(save):
             done = partial(self._watcher.told, done)
-        self._writer.put(save, done, loop or current_loop())
+        self._writer.add((done, loop or current_loop(), save, None))
 
     async def send(self, id: str, message: Message, *, limit: int = 1000) -> int:
         number = int(await self._write(Send(id=id, message=message, limit=limit)))

@@ -69,13 +69,13 @@ class Writer:
 
     def put(self, write: Write, done: Done, loop: Loop | None) -> None:
         """Queue a write. `done` gets its answer in `loop`, or in the writer's thread if that is None."""
-        self._add((done, loop, write, None))
+        self.add((done, loop, write, None))
 
     def call(self, function: Callable[[], Any], done: Done, loop: Loop | None) -> None:
         """Queue anything else the backend does in the writer's thread, in order with the writes."""
-        self._add((done, loop, None, function))
+        self.add((done, loop, None, function))
 
-    def _add(self, job: Job) -> None:
+    def add(self, job: Job) -> None:
         with self._lock:
             if self._closing:
                 raise StoreUnavailableError(self._backend.kind, "it is not open; enter it with `async with`")
@@ -111,12 +111,22 @@ class Writer:
         return batch, self._commit(batch)
 
     def _commit(self, batch: list[Job]) -> list[Any]:
+        prepare = self._prepare
+        try:
+            writes = [prepare(job[2]) for job in batch]  # type: ignore[arg-type]  # a job without a call has a write
+        except Exception:  # some of them: then it is told of each
+            return self._commit_some(batch)
+        outcome = _outcome(lambda: self._backend.commit(writes))
+        return [outcome] * len(batch) if isinstance(outcome, BaseException) else outcome
+
+    def _commit_some(self, batch: list[Job]) -> list[Any]:
+        """What cannot be prepared is refused, and the others are committed."""
         answers: list[Any] = [None] * len(batch)
         writes: list[Write] = []
         places: list[int] = []
         for place, (_, _, write, _) in enumerate(batch):
             try:
-                writes.append(self._prepare(write))  # type: ignore[arg-type]  # a job without a call has a write
+                writes.append(self._prepare(write))  # type: ignore[arg-type]
                 places.append(place)
             except LongrunError as error:
                 answers[place] = error

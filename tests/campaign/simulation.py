@@ -152,7 +152,7 @@ class SimulatedWriter(Writer):
         while self._queue:
             self._deliver(*self._next())
 
-    def _add(self, job: Job) -> None:
+    def add(self, job: Job) -> None:
         if self._closing:
             raise StoreUnavailableError("simulated", "it is closed")
         self._queue.append(job)

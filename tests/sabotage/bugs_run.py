@@ -17,15 +17,16 @@ Function = Any
 def acknowledge_before_commit() -> None:
     """A save is answered as done when it is queued, before the store has it."""
 
-    def make(put: Function) -> Function:
-        def early(self: Any, write: Any, done: Any, loop: Any) -> None:
-            put(self, write, (lambda answer: None) if isinstance(write, Save) else done, loop)
-            if isinstance(write, Save):
+    def make(add: Function) -> Function:
+        def early(self: Any, job: Any) -> None:
+            done, loop, *rest = job
+            add(self, ((lambda answer: None) if isinstance(rest[0], Save) else done, loop, *rest))
+            if isinstance(rest[0], Save):
                 done(None) if loop is None else loop.call_soon(done, None)
 
         return early
 
-    replace("longrun.stores.writer", "Writer.put", make)
+    replace("longrun.stores.writer", "Writer.add", make)
 
 
 @bug("swallow-store-error", "tests/test_store_failing.py::test_the_step_does_not_run_again_and_nothing_is_doubled")
@@ -198,13 +199,13 @@ def gathered_boundaries_dropped() -> None:
     """Of boundaries that were coalesced only the newest is written."""
 
     def make(gathered: Function) -> Function:
-        def newest(self: Any) -> Any:
-            boundaries, blobs = gathered(self)
+        def newest(boundaries: Any, blobs: Any) -> Any:
+            boundaries, blobs = gathered(boundaries, blobs)
             return boundaries[-1:], blobs
 
         return newest
 
-    replace("longrun.book", "Book._gathered", make)
+    replace("longrun.book", "_gathered", make)
 
 
 @bug("shared-blob-removed", "tests/test_durability.py::test_large_values_that_do_not_change_are_written_once")
