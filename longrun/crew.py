@@ -288,8 +288,9 @@ class Crew(Starting):
         self.heard(runner.id)
         runner.book.outbox.give_up(lost or LeaseLostError(runner.id, head.fence))
         runner.finish()
-        emptied, self._emptied = self._emptied, Bell()
-        emptied.set()
+        if not self.runners:
+            emptied, self._emptied = self._emptied, Bell()
+            emptied.set()
         self.look(runner.id)
 
     def accuse(self, claimed: list[Loaded]) -> None:
@@ -297,6 +298,8 @@ class Crew(Starting):
         self.accused.update(one.definition.id for one in claimed if one.head.crashes >= SUSPECT)
 
     def heard(self, id: str) -> None:
+        if id not in self.accused:
+            return
         self.accused.discard(id)
         if not self.accused:
             rung, self.hearing = self.hearing, Bell()

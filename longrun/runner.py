@@ -67,7 +67,7 @@ class Runner:
         self._attempt: Attempt | None = None
         """The step in flight, while it can be stopped."""
         self._running: Attempt | None = None
-        """The step in flight, or the last one."""
+        """The step in flight, or the last one if it was cut short."""
         self._scope: anyio.CancelScope
         self._cut: tuple[Step, Outcome] | None = None
         self.loop, self.thread = executor.loop, executor.thread
@@ -282,6 +282,7 @@ class Runner:
         if (attempt.stopped or step.timeout is not None) and self._scope.cancel_called:
             self._cut = step, outcome
             return False
+        self._running = None
         self._conclude(attempt)
         return self._moved(step, outcome) or await self._after(step, outcome)
 

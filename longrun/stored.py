@@ -36,11 +36,11 @@ RECORDS = frozenset({QUEUE_WORKFLOW, REPLICA_WORKFLOW, WITNESS_WORKFLOW})
 """Such records are no executions: listings and counts leave them out, and no copy carries them. All are stored as
 paused, and as made long ago, so that they come last in a listing."""
 
-# Head, Boundary and Save are built anew with every step. Nobody changes one; but to freeze it would double the price of
-# making it. (`define` is written out at each: type checkers do not follow another name for it.)
+# Head, Boundary and Save are built anew with every step, Definition, Create and Loaded with every start. Nobody changes
+# one; but to freeze it would double the price of making it.
 
 
-@frozen(kw_only=True)
+@define(kw_only=True)
 class Definition:
     """What never changes, but for `steps` and `total` of what was submitted by name. A listing leaves `steps` empty."""
 
@@ -187,7 +187,7 @@ class Stored:
     head: Head
 
 
-@frozen(kw_only=True)
+@define(kw_only=True)
 class Loaded:
     """Everything needed to go on with an execution, or to look into it."""
 
@@ -207,7 +207,7 @@ class Loaded:
 # Writes. `commit` takes any mixture of them and answers each on its own.
 
 
-@frozen(kw_only=True)
+@define(kw_only=True)
 class Create:
     """A new execution with its first boundary. Answer: True if it was created, False if the id is taken."""
 

@@ -15,6 +15,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -41,6 +42,7 @@ BOUNDARY_COLUMNS = (
 MESSAGE_COLUMNS = ("id", "kind", "name", "key", "payload", "options", "sent")
 
 _NAN = math.nan
+_json = json.JSONEncoder(separators=(",", ":")).encode
 _STATES = {state.value: state for state in ExecutionState}
 _NEEDS_DUE = frozenset({ExecutionState.INITIALIZED, ExecutionState.WAITING, ExecutionState.RESUMING})
 _HEAD = struct.Struct("<8q?7d").pack
@@ -92,7 +94,9 @@ def definition_from(values: Sequence[Any], steps: tuple[str, ...] = ()) -> Defin
     return Definition(steps=steps, **fields)
 
 
+@lru_cache(16)
 def steps_text(steps: tuple[str, ...]) -> str:
+    """The same for every execution of a workflow."""
     return json.dumps(steps, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -238,7 +242,7 @@ def json_text(value: Any) -> str:
     """JSON in ASCII, so that no database refuses a character of it."""
     if isinstance(value, Mapping) and not isinstance(value, dict):
         value = dict(value)
-    return json.dumps(value, separators=(",", ":"))
+    return _json(value) if value else "[]" if isinstance(value, list | tuple) else "{}"
 
 
 def json_mapping(text: str | None) -> Mapping[str, Any]:

@@ -230,6 +230,8 @@ class CheckpointStore:
                 put={key: seal.wrap(data, f"{write.id}/entry/{key}") for key, data in write.put.items()},
             )
         if isinstance(write, Create):
+            if not write.blobs and self._sealed_boundary(write.id, write.boundary) is write.boundary:
+                return write
             return attrs.evolve(
                 write,
                 boundary=self._sealed_boundary(write.id, write.boundary),

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from sqlite3 import SQLITE_LIMIT_VARIABLE_NUMBER
 from typing import Any
 
@@ -31,7 +30,7 @@ from longrun.stores._sqlite.ready import UNSTORABLE, Part, Ready, ReadyCreate, R
 from longrun.stores.assemble import fits
 from longrun.stores.base import Answer
 
-GROUPS = (256, 64, 16, 4)
+GROUPS = (256, 64, 16, 4, 1)
 """How many rows are inserted by one statement: few different sizes, so that the statements are prepared once."""
 KEYS_REMEMBERED = 1024
 ROWS_REMEMBERED = 50_000
@@ -125,13 +124,15 @@ class Batch:
         self._connection = connection
         self._known, self._owners = known.rows, known.owners
         self._next_key: int | None = None
-        self._creates: list[tuple[Any, ...]] = []
-        self._new_heads: list[tuple[Any, ...]] = []
-        self._steps: list[tuple[Any, ...]] = []
+        self._creates: list[Any] = []
+        """As all that is inserted: the columns of one row after the other, since a tuple for each row would be one more
+        thing that the garbage collector looks at."""
+        self._new_heads: list[Any] = []
+        self._steps: list[Any] = []
         self._set_steps: list[tuple[int, int, str, int]] = []
-        self._heads: dict[int, tuple[Row, bytearray, str, int]] = {}
+        self._heads: dict[Row, ReadySave] = {}
         self._moved: dict[int, Row] = {}
-        self._boundaries: list[tuple[Any, ...]] = []
+        self._boundaries: list[Any] = []
         self._strips: list[tuple[int, int, int]] = []
         self._blobs: dict[int, Parts] = {}
         self._entries: dict[int, Parts] = {}
@@ -159,10 +160,10 @@ class Batch:
             return row
         key, head = row.key, save.head
         for columns in ready.boundaries:
-            self._boundaries.append((key, *columns))
+            self._boundaries += (key, *columns)
         if ready.steps is not None:
             self._set_steps.append((key, len(save.steps or ()), *ready.steps))
-        self._heads[key] = row, ready.numbers, ready.words, ready.crc
+        self._heads[row] = ready
         if save.clear or save.put or save.drop or head.state in ENDED:
             self._change_entries(row, save, ready.put)
         if ready.blobs or save.drop_blobs:
@@ -225,10 +226,10 @@ class Batch:
             return False
         key, head = self._new_key(), create.head
         row = Row(key, head.fence, head.revision, ready.state, head.owner, head.ended, head.woken, _wake(head), 0, 0, 0)
-        self._creates.append((key, *ready.definition, *_place(row)[:-1]))
-        self._new_heads.append((head.revision, 0, ready.numbers, ready.words, ready.crc, key))
-        self._steps.append((key, *ready.steps))
-        self._boundaries.append((key, *ready.boundary))
+        self._creates += (key, *ready.definition, *_place(row)[:-1])
+        self._new_heads += (head.revision, 0, ready.numbers, ready.words, ready.crc, key)
+        self._steps += (key, *ready.steps)
+        self._boundaries += (key, *ready.boundary)
         if ready.blobs:
             self._parts(self._blobs, key).values.update(ready.blobs)
         self._known[create.id] = row
@@ -323,7 +324,9 @@ class Batch:
         self._connection.execute(sql.SET_STEPS, (names, crc, key))
 
     def _write_heads(self) -> None:
-        heads = [(row.revision, row.kept, *packed, key) for key, (row, *packed) in self._heads.items()]
+        heads: list[Any] = []
+        for row, ready in self._heads.items():
+            heads += (row.revision, row.kept, ready.numbers, ready.words, ready.crc, row.key)
         self._insert(sql.SAVE_HEAD, heads)
         self._many(sql.MOVE, [_place(row) for row in self._moved.values()])
 
@@ -335,28 +338,25 @@ class Batch:
 
     def _write_parts(self, parts: Mapping[int, Parts], drop: str, add: str) -> None:
         dropped: list[tuple[Any, ...]] = []
-        added: list[tuple[Any, ...]] = []
+        added: list[Any] = []
         for key, part in parts.items():
             for name, value in part.values.items():
                 if value is not None:
-                    added.append((key, name, *value))
+                    added += (key, name, *value)
                 elif not part.cleared:
                     dropped.append((key, name))
         self._many(drop, dropped)
         self._insert(add, added)
 
-    def _insert(self, statement: str, values: list[tuple[Any, ...]]) -> None:
+    def _insert(self, statement: str, values: list[Any]) -> None:
         """Many rows with each statement: while it runs the interpreter is free for the steps, which it is not in
         between two rows that are inserted one by one."""
-        done, left = 0, len(values)
-        for size in GROUPS:
-            if left >= size and size * len(values[0]) <= self._connection.getlimit(SQLITE_LIMIT_VARIABLE_NUMBER):
-                many = sql.for_many(statement, size)
-                while left >= size:
-                    self._connection.execute(many, list(chain.from_iterable(values[done : done + size])))
-                    done, left = done + size, left - size
-        for row in values[done:]:
-            self._connection.execute(statement, row)
+        width, done, most = statement.count("?"), 0, self._connection.getlimit(SQLITE_LIMIT_VARIABLE_NUMBER)
+        for number in GROUPS:
+            size = number * width
+            while size <= min(len(values) - done, max(most, width)):
+                self._connection.execute(sql.for_many(statement, number), values[done : done + size])
+                done += size
 
     def _many(self, statement: str, values: list[Any]) -> None:
         if values:
