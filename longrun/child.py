@@ -28,7 +28,7 @@ from longrun.ledger import Ledger
 from longrun.pipe import Pipe
 from longrun.port import StepInfo
 from longrun.records import Progress
-from longrun.registry import Directive, Step, StepRegistry
+from longrun.registry import DIRECTIVES, Step, StepRegistry
 from longrun.telemetry import carried
 
 T = TypeVar("T")
@@ -194,7 +194,7 @@ def _context(job: dict[str, Any], port: PipePort, ledger: Ledger) -> SyncStepCon
 
 def _returned(step: Step, value: Any) -> dict[str, Any]:
     directive, fields = None, {}
-    if isinstance(value, Directive):
+    if isinstance(value, DIRECTIVES):
         directive = type(value).__name__
         fields = {name: part for name, part in attrs.asdict(value, recurse=False).items() if name != "state"}
         value = value.state

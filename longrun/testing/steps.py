@@ -19,7 +19,7 @@ from longrun.ledger import Ledger
 from longrun.loops import current_loop
 from longrun.port import StepInfo
 from longrun.records import Progress
-from longrun.registry import Directive, Step, StepFunction, StepRegistry
+from longrun.registry import DIRECTIVES, Step, StepFunction, StepRegistry
 from longrun.threads import StepThreads
 
 Children = Callable[[Any, Any, str], Any]
@@ -139,7 +139,7 @@ async def run_step(
     )
     host = _Host(info, ledger, children)
     returned, left, shown = await _call(found, host, _through_the_codec(state, found.state_type))
-    directive = returned if isinstance(returned, Directive) else None
+    directive = returned if isinstance(returned, DIRECTIVES) else None
     state = returned if directive is None else directive.state
     return StepRun(
         returned=returned,
