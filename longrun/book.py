@@ -18,6 +18,7 @@ from longrun.loops import Waiter
 from longrun.outbox import Outbox
 from longrun.port import StepInfo
 from longrun.records import Progress
+from longrun.registry import Step
 from longrun.snapshot import Snapshot, Snapshots, decode_state
 from longrun.stored import EMPTY, TRACE, Boundary, Definition, Head, Loaded, Save, copied, moved, saving, shown_metadata
 
@@ -76,9 +77,6 @@ class Book:
         steps = registry.resolve(definition.workflow).steps
         return attrs.evolve(definition, steps=steps, total=len(steps)), steps
 
-    def now(self) -> float:
-        return self._clock.now()
-
     @property
     def step_name(self) -> str | None:
         return self.steps[self.head.step] if self.head.step < len(self.steps) else None
@@ -99,10 +97,13 @@ class Book:
     def unsaved(self) -> bool:
         return bool(self._unsaved) or (self._ledger is not None and self._ledger.dirty)
 
-    def type_of(self, index: int, otherwise: Any = Any) -> Any:
-        """The annotation of the state that a step receives; `otherwise` if there is none, or none is known here."""
+    def type_of(self, index: int, before: Step | None = None) -> Any:
+        """The annotation of the state that a step receives; if there is none, or it is not known here, that of what
+        the step before it returns."""
         step = self._executor.registry.by_name.get(self.steps[index]) if index < len(self.steps) else None
-        return otherwise if step is None else step.state_type
+        if step is not None:
+            return step.state_type
+        return Any if before is None else before.result_type
 
     def state(self, annotation: Any) -> Any:
         """What a step receives: the object just returned, once; after that always decoded anew."""

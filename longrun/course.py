@@ -83,13 +83,14 @@ class Course:
 
     def _move(self, step: Step, kind: str, to: int, value: Any, iteration: int = 0) -> Waiter | bool:
         book = self._book
-        snapshot = book.snapshot(value, book.type_of(to, step.result_type))
+        snapshot = book.snapshot(value, book.type_of(to, step))
         return book.go_on(self._crossed(kind, to, snapshot, iteration), snapshot, value) or True
 
     def _crossed(self, kind: str, to: int, snapshot: Snapshot, iteration: int = 0) -> Boundary:
         """The boundary at which the step in flight ended and a new visit begins."""
-        book, s = self._book, snapshot
-        return crossed(book.head, kind, book.step_name, book.now(), to, iteration, s.data, s.names, s.size)
+        head, s = self._book.head, snapshot
+        name, now = self._book.steps[head.step], self._executor.clock.now()
+        return crossed(head, kind, name, now, to, iteration, s.data, s.names, s.size)
 
     async def complete_after_wait(self) -> bool:
         """The last step parked the execution, or a fork began behind it: it ends with the state it has."""
@@ -132,7 +133,7 @@ class Course:
         book = self._book
         due, name = deadline_of(directive, self._executor.clock.now())
         to = self._book.head.step + 1
-        snapshot = book.snapshot(directive.state, book.type_of(to, step.result_type))
+        snapshot = book.snapshot(directive.state, book.type_of(to, step))
         boundary = self._crossed("sleep" if name is None else "wait", to, snapshot)
         changes = {
             "state": State.WAITING,

@@ -20,18 +20,25 @@ class Ticket:
         self.granted = False
 
 
+def _nobody() -> None:
+    """Nobody waits for what there is any number of."""
+
+
 class Places:
     """A number of places; None for any number."""
 
     def __init__(self, count: int | None) -> None:
         self._free = count
         self._queue: deque[Ticket] = deque()
+        self._any = Ticket(_nobody)
+        """Where there is any number of places, all have the same."""
+        self._any.granted = True
 
     def ask(self, wake: Callable[[], object]) -> Ticket:
-        ticket = Ticket(wake)
         if self._free is None:
-            ticket.granted = True
-        elif self._free > 0:
+            return self._any
+        ticket = Ticket(wake)
+        if self._free > 0:
             self._free -= 1
             ticket.granted = True
         else:
@@ -40,9 +47,11 @@ class Places:
 
     def give_back(self, ticket: Ticket) -> None:
         """Leave a place, or the queue for one."""
+        if ticket is self._any:
+            return
         if not ticket.granted:
             self._queue.remove(ticket)
-        elif self._free is not None:
+        else:
             self._hand_on()
         ticket.granted = False
 
