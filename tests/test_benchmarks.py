@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import attrs
 import pytest
 
-from benchmarks import bare, plots
+from benchmarks import bare, instructions, plots
 from benchmarks.__main__ import main
 from benchmarks.child import MODULES, job_of
 from benchmarks.orders import Job
@@ -189,3 +190,24 @@ def test_the_pictures_are_drawn(tmp_path: Path):
 
     assert [path.name for path in drawn] == ["j1.svg", "ratios.svg"]
     assert all(path.read_text().startswith("<?xml") for path in drawn)
+
+
+# --- instructions ---------------------------------------------------------------------------------------------------
+
+
+def test_what_a_process_costs_anyway_is_in_no_price() -> None:
+    found = instructions.prices(lambda executions, steps: 1_000_000 + 700 * executions + 30 * executions * steps, 10)
+    assert found == instructions.Prices(step=30, execution=700)
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind counts the instructions, and is not installed")
+def test_the_instructions_of_a_run_are_counted_and_its_answer_checked(tmp_path: Path) -> None:
+    with Places(tmp_path) as places:
+        assert instructions.counted("bare", "sqlite", places)(1, 2) > 100_000
+
+
+def test_without_valgrind_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit):
+        instructions.main([])
+    assert "valgrind is not installed" in capsys.readouterr().err
