@@ -143,16 +143,35 @@ def head_values(head: Head) -> tuple[Any, ...]:
 
 def head_crc(id: str, values: Sequence[Any]) -> int:
     """Of `HEAD_COLUMNS` as `head_values` gives them or as a database returns them; `woken` does not count."""
-    state, fence, revision, owner, seq, step, visit, iteration, attempt, started, updated = values[:11]
-    ended, due, signal, _woken, hold, crashes, error, reason, progress, done, of, note = values[11:]
+    (state, fence, revision, owner, seq, step, visit, iteration, attempt, started, updated, ended,
+     due, signal, _woken, hold, crashes, error, reason, progress, done, of, note) = values  # fmt: skip
     numbers = _HEAD(
-        *(fence, revision, seq, step, visit, iteration, attempt, crashes, hold, updated, progress, done),
+        fence,
+        revision,
+        seq,
+        step,
+        visit,
+        iteration,
+        attempt,
+        crashes,
+        hold,
+        updated,
+        progress,
+        done,
         _NAN if started is None else started,
         _NAN if ended is None else ended,
         _NAN if due is None else due,
         _NAN if of is None else of,
     )
-    return crc32(f"{id}\0{state}\0{owner}\0{signal}\0{error}\0{reason}\0{note}".encode(), crc32(numbers))
+    if signal is None and error is None and reason is None and note is None:
+        return crc32(numbers, _words(id, state, owner))
+    return crc32(f"{signal}\0{error}\0{reason}\0{note}".encode(), crc32(numbers, _words(id, state, owner)))
+
+
+@lru_cache(4096)
+def _words(*words: str | None) -> int:
+    """The checksum of what stands in row after row of an execution."""
+    return crc32("\0".join(map(str, words)).encode())
 
 
 def head_from(values: Sequence[Any]) -> Head:
@@ -188,16 +207,19 @@ def boundary_values(boundary: Boundary) -> tuple[Any, ...]:
 
 def boundary_crc(id: str, values: Sequence[Any]) -> int:
     """Of the small row, without `blobs` and `data`, which retention removes."""
-    seq, kind, step, name, started, ended, attempts, error, next, visit, iteration, size = values[:12]
-    times = (_NAN if started is None else started), ended
-    numbers = _BOUNDARY(seq, step, attempts, next, visit, iteration, size, *times)
-    return crc32(f"{id}\0{kind}\0{name}\0{error}".encode(), crc32(numbers))
+    seq, kind, step, name, started, ended, attempts, error, next, visit, iteration, size, *_ = values
+    begun = _NAN if started is None else started
+    crc = crc32(_BOUNDARY(seq, step, attempts, next, visit, iteration, size, begun, ended), _words(id, kind, name))
+    return crc if error is None else crc32(f"{error}".encode(), crc)
 
 
 def state_crc(id: str, values: Sequence[Any]) -> int | None:
     """Of `blobs` and `data`, bound to the boundary's number; None where there is no state."""
     blobs, data = values[12], values[13]
-    return None if data is None else crc32(data, crc32(f"{id}\0{values[0]}\0{blobs}".encode()))
+    if data is None:
+        return None
+    place = (crc32(id.encode()) + values[0]) & 0xFFFFFFFF  # another number gives another checksum of the same bytes
+    return crc32(data, place if blobs is None else crc32(f"{blobs}".encode(), place))
 
 
 def boundary_from(values: Sequence[Any]) -> Boundary:
@@ -240,9 +262,9 @@ def message_from(values: Sequence[Any]) -> Message:
 
 def json_text(value: Any) -> str:
     """JSON in ASCII, so that no database refuses a character of it."""
-    if isinstance(value, Mapping) and not isinstance(value, dict):
-        value = dict(value)
-    return _json(value) if value else "[]" if isinstance(value, list | tuple) else "{}"
+    if type(value) is dict:
+        return _json(value) if value else "{}"
+    return _json(dict(value) if isinstance(value, Mapping) else value)
 
 
 def json_mapping(text: str | None) -> Mapping[str, Any]:
