@@ -40,7 +40,7 @@ NAME_LIMIT = 200
 
 
 class Directive:
-    """One of these."""
+    """Any of these: `dict | Directive` is the annotation of a step that may return one."""
 
     __slots__ = ()
 
@@ -456,10 +456,11 @@ def _raw_annotations(target: Any) -> dict[str, Any]:
 
 
 def _without_directives(annotation: Any) -> Any:
-    if annotation in DIRECTIVES:
+    known = (Directive, *DIRECTIVES)
+    if annotation in known:
         return Any
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        rest = tuple(part for part in typing.get_args(annotation) if part not in DIRECTIVES)
+        rest = tuple(part for part in typing.get_args(annotation) if part not in known)
         if not rest:
             return Any
         return typing.Union[rest]  # noqa: UP007 -- built from a tuple

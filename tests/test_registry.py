@@ -24,6 +24,7 @@ from longrun import (
     UnknownStepError,
     UnknownWorkflowError,
 )
+from longrun.registry import Directive
 
 
 async def plain(state: dict[str, Any]) -> dict[str, Any]:
@@ -226,13 +227,15 @@ def test_directives_are_no_part_of_the_result_type():
     async def only(state: Any) -> Goto:
         return Goto("step")
 
+    async def any_of_them(state: Order) -> Order | Directive:
+        return Finish(state)
+
+    async def one_of_them(state: Order) -> Directive:
+        return Finish(state)
+
     registry = StepRegistry()
-    registry.workflow("w", [step, only])
-    first, second = registry.get("step"), registry.get("only")
-    assert first is not None
-    assert second is not None
-    assert first.result_type is Order
-    assert second.result_type is Any
+    registry.workflow("w", [step, only, any_of_them, one_of_them])
+    assert [found.result_type for found in registry] == [Order, Any, Order, Any]
 
 
 def test_a_state_type_that_cannot_be_stored_is_refused_with_the_workflow():

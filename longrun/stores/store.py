@@ -230,11 +230,12 @@ class CheckpointStore:
                 put={key: seal.wrap(data, f"{write.id}/entry/{key}") for key, data in write.put.items()},
             )
         if isinstance(write, Create):
-            if not write.blobs and self._sealed_boundary(write.id, write.boundary) is write.boundary:
+            boundary = self._sealed_boundary(write.id, write.boundary)
+            if boundary is write.boundary and not write.blobs:
                 return write
             return attrs.evolve(
                 write,
-                boundary=self._sealed_boundary(write.id, write.boundary),
+                boundary=boundary,
                 blobs={name: seal.wrap(data, f"{write.id}/blob/{name}") for name, data in write.blobs.items()},
             )
         if write.message.payload is None:

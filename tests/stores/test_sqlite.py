@@ -529,6 +529,15 @@ def test_one_damaged_entry_discredits_all(path: Path, backend: SQLiteBackend) ->
     assert (again.entries, again.damage, set(quarantine(path))) == ({}, (), {"entry/one"})
 
 
+@pytest.mark.parametrize("mark", ["x''", "''"])
+def test_a_damaged_mark_spoils_no_write(path: Path, backend: SQLiteBackend, mark: str) -> None:
+    """I5: `woken` follows from the messages, and no checksum covers it."""
+    walk(backend)
+    walk(backend, "b")
+    spoil(path, f"UPDATE execution SET woken = {mark} WHERE id = 'a'")
+    assert backend.commit([send("b"), send("a")]) == [1, 1]
+
+
 def test_a_damaged_message_is_left_out(path: Path, backend: SQLiteBackend) -> None:
     """I5."""
     walk(backend)

@@ -373,6 +373,6 @@ def _place(row: Row) -> tuple[Any, ...]:
     """For `MOVE`."""
     wake = row.wake
     return (
-        *(row.state, row.fence, row.owner, row.ended, int(row.woken), row.messages, row.last_message, wake),
+        *(row.state, row.fence, row.owner, row.ended, 1 if row.woken else 0, row.messages, row.last_message, wake),
         row.key,
     )
