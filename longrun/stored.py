@@ -1,4 +1,4 @@
-"""What a store keeps of an execution, and the writes that change it. Records that nobody changes, no I/O, no user types.
+"""What a store keeps of an execution, and the writes that change it. Plain records: no I/O, no user types.
 
 Place in the life of an execution: between the runner, which builds these, and the stores, which keep them.
 States, memos and payloads are opaque `bytes` here; times are seconds since the epoch.
