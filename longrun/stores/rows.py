@@ -218,8 +218,13 @@ def state_crc(id: str, values: Sequence[Any]) -> int | None:
     blobs, data = values[12], values[13]
     if data is None:
         return None
-    place = (crc32(id.encode()) + values[0]) & 0xFFFFFFFF  # another number gives another checksum of the same bytes
+    place = boundary_place(id, values[0])
     return crc32(data, place if blobs is None else crc32(f"{blobs}".encode(), place))
+
+
+def boundary_place(id: str, seq: int) -> int:
+    """What checksums of a boundary begin with: another number gives another checksum of the same contents."""
+    return (crc32(id.encode()) + seq) & 0xFFFFFFFF
 
 
 def boundary_from(values: Sequence[Any]) -> Boundary:

@@ -21,7 +21,7 @@ from typing import Any
 from zlib import crc32
 
 from longrun.stored import Boundary, Head
-from longrun.stores.rows import clean
+from longrun.stores.rows import boundary_place, clean
 
 _NAN = math.nan
 _HEAD = struct.Struct("<7q?7d")
@@ -111,17 +111,12 @@ def boundary_columns(id: str, boundary: Boundary) -> tuple[Any, ...]:
     )
     words = _names(b.kind, b.name) if b.error is None else json.dumps((b.kind, b.name, clean(b.error)))
     blobs = json.dumps(b.blobs, separators=(",", ":")) if b.blobs else ""
-    place = _boundary_place(id, seq)
+    place = boundary_place(id, seq)
     crc = crc32(numbers, crc32(words.encode(), place))
     if data is None:
         return seq, bytearray(numbers), words, crc, None, blobs, None
     bound = bytearray(data) if len(data) <= COPIED else data
     return seq, bytearray(numbers), words, crc, crc32(data, _blobs_crc(place, blobs)), blobs, bound
-
-
-def _boundary_place(id: str, seq: int) -> int:
-    """What the checksums of a boundary begin with: another number gives another checksum of the same contents."""
-    return (crc32(id.encode()) + seq) & 0xFFFFFFFF
 
 
 def boundary_values(
@@ -136,14 +131,14 @@ def boundary_values(
 
 def boundary_fits(id: str, seq: int, numbers: bytes, words: str, crc: object) -> bool:
     try:
-        return crc32(numbers, crc32(words.encode(), _boundary_place(id, seq))) == crc
+        return crc32(numbers, crc32(words.encode(), boundary_place(id, seq))) == crc
     except UNREADABLE:
         return False
 
 
 def state_fits(id: str, seq: int, blobs: str | None, data: bytes | None, crc: object) -> bool:
     try:
-        return data is None or crc32(data, _blobs_crc(_boundary_place(id, seq), blobs)) == crc
+        return data is None or crc32(data, _blobs_crc(boundary_place(id, seq), blobs)) == crc
     except UNREADABLE:
         return False
 
