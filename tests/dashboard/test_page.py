@@ -197,6 +197,44 @@ async def test_filters_counts_and_order_stand_in_the_address(visit: Visit, store
     assert await page.locator("button:has-text('Older')").count() == 0, "what comes next is not older in this order"
 
 
+async def test_nothing_moves_and_no_press_is_lost_while_matches_are_counted(
+    visit: Visit, store: CheckpointStore
+) -> None:
+    """A press is a button that goes down and comes up on the same thing, wherever an answer comes in between."""
+    many(store, 120)
+    page = await visit.enter()
+    await visit.see(".pages", "1–50 of 120")
+    counted = anyio.Event()
+
+    async def hold(request: Any) -> None:
+        await counted.wait()
+        await request.continue_()
+
+    await page.route("**/api/live/executions*", hold)
+    await page.fill("input[type=search]", "run-00001")
+    await visit.see(".pages", "1–10 of …")
+    places = "() => [...document.querySelectorAll('.chip, .actions button, th button, .pages')].map(one => one.offsetTop)"
+    before = await page.evaluate(places)
+    assert await page.locator(".actions button:not([disabled])").count() == 0, "how many it would be is not known yet"
+    await page.hover(".chip.failed")
+    await page.mouse.down()
+    counted.set()
+    await visit.see(".pages", "1–10 of 10")
+    assert await page.evaluate(places) == before
+    await page.mouse.up()
+    await visit.see(".pages", "1–3 of 3")
+    await page.unroute_all()
+
+
+async def test_two_states_chosen_at_once_are_both_chosen(visit: Visit, store: CheckpointStore) -> None:
+    many(store, 120)
+    page = await visit.enter()
+    await visit.see(".pages", "1–50 of 120")
+    await page.evaluate("() => { for (const name of ['failed', 'cancelled']) document.querySelector(`.chip.${name}`).click() }")
+    assert await page.locator(".chip[aria-pressed=true]").count() == 2, "before the answer has come"
+    assert "state=failed&state=cancelled" in page.url
+
+
 async def test_pages_go_on_and_back_and_a_filter_without_matches_offers_to_be_cleared(
     visit: Visit, store: CheckpointStore
 ) -> None:

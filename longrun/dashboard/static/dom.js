@@ -27,6 +27,11 @@ export function patch(element, value, build) {
   element.replaceChildren(...[build(value)].flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
 }
 
+// Change a text only when it is another: what somebody has selected with the mouse stays selected.
+export function write(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
 // Keep a list of elements in step with a list of things, each by its key.
 export function keyed(parent, things, keyOf, make, update) {
   const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
@@ -111,8 +116,7 @@ export function clock(time, kind = "ago") {
 }
 export function tick(root = document) {
   for (const element of root.querySelectorAll("time[data-clock]")) {
-    const text = WORDS[element.dataset.clock](Number(element.dataset.at));
-    if (element.textContent !== text) element.textContent = text;
+    write(element, WORDS[element.dataset.clock](Number(element.dataset.at)));
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { get, Live } from "./api.js";
 import { bulk } from "./controls.js";
-import { aside, badge, clock, duration, FINISHED, h, keyed, number, patch, problem, seconds, STATES } from "./dom.js";
+import { aside, badge, clock, duration, FINISHED, h, keyed, number, patch, problem, seconds, STATES, write } from "./dom.js";
 
 const TIMES = [["", "any time"], ["3600", "last hour"], ["86400", "last 24 hours"], ["604800", "last 7 days"], ["custom", "between…"]];
 const COLUMNS = [
@@ -52,6 +52,7 @@ class List {
     }
     history.replaceState(null, "", `#/${this.params.size ? `?${this.params}` : ""}`);
     this.selected.clear();
+    this.showChosen();
     this.load();
   }
 
@@ -59,14 +60,15 @@ class List {
     this.live?.close();
     this.table.setAttribute("aria-busy", "true");
     const asked = this.query().toString();
+    const turn = (this.turn = {}); // whoever asks later is answered alone
     try {
       // Counting what holds a text takes a while in a large store: the page does not wait for it.
       const answer = await get(`api/executions?${asked}${this.params.has("text") ? "&counts=0" : ""}`);
-      if (this.closed || asked !== this.query().toString()) return;
+      if (this.closed || turn !== this.turn) return;
       this.show(answer);
       this.live = new Live(() => `api/live/executions?${asked}`, (data) => this.show(data), (error) => this.fail(error));
     } catch (error) {
-      if (!this.closed) this.fail(error);
+      if (!this.closed && turn === this.turn) this.fail(error);
     }
   }
 
@@ -75,26 +77,38 @@ class List {
     this.trouble.replaceChildren(problem(error, () => this.load()));
   }
 
+  // What can be pressed is made once and changed in place: a press on something that is replaced before the button of
+  // the mouse comes up is lost, and a busy store changes its counts four times a second.
   build() {
     const text = h("input", { type: "search", placeholder: "id or metadata", "aria-label": "Text in id or metadata", value: this.params.get("text") || "",
       oninput: (event) => {
         clearTimeout(this.typing);
         this.typing = setTimeout(() => this.set({ text: event.target.value.trim() }), 250);
       } });
-    this.chips = h("div", { class: "chips", role: "group", "aria-label": "Filter by state" });
+    this.chips = new Map([this.chip(""), ...Object.keys(STATES).map((state) => this.chip(state))]);
     this.between = h("span", { class: "between" });
     this.trouble = h("div");
-    this.actions = h("div", { class: "actions" });
+    this.what = h("span", { class: "soft" });
+    this.verbs = (this.control ? BULK : []).map((verb) => h("button", { type: "button", class: verb === "cancel" ? "danger" : null, onclick: () => this.bulk(verb) }, `${verb[0].toUpperCase()}${verb.slice(1)}…`));
+    this.actions = h("div", { class: "actions", hidden: true }, this.what, this.verbs);
     this.body = h("tbody");
     this.head = h("tr");
     this.table = h("table", { class: "runs", "aria-busy": "true" }, h("thead", null, this.head), this.body);
-    this.foot = h("nav", { class: "pages", "aria-label": "Pages of executions" });
+    this.back = h("button", { type: "button", onclick: () => this.set({ after: this.trail.pop() || "" }) });
+    this.range = h("span", { class: "soft" });
+    this.on = h("button", { type: "button", onclick: () => {
+      this.trail.push(this.params.get("after") || "");
+      this.set({ after: this.answer.next });
+    } });
+    this.among = h("span", { class: "soft" });
+    this.foot = h("nav", { class: "pages", "aria-label": "Pages of executions", hidden: true }, this.back, this.range, this.on, this.among);
     this.root.replaceChildren(
       h("h1", { class: "hidden" }, "Executions"),
-      this.chips,
+      h("div", { class: "chips", role: "group", "aria-label": "Filter by state" }, [...this.chips.values()]),
       h("div", { class: "filters" }, text, this.choice("workflow", this.overview.workflows), this.choice("queue", this.overview.queues), this.time(), this.between),
       this.trouble, this.actions, h("div", { class: "scroll" }, this.table), this.foot);
     this.showBetween();
+    this.showChosen();
   }
 
   choice(name, values) {
@@ -128,15 +142,14 @@ class List {
     this.answer = answer;
     this.table.removeAttribute("aria-busy");
     this.trouble.replaceChildren();
-    const counts = answer.counts ?? Object.fromEntries(Object.keys(STATES).map((state) => [state, null]));
-    patch(this.chips, [counts, this.params.getAll("state")], () => this.chipList(counts));
+    this.showCounts(answer.counts);
     patch(this.head, [this.params.get("sort"), this.control], () => this.headers());
     keyed(this.body, answer.executions, (one) => one.id, () => this.row(), (row, one) => this.fill(row, one));
     const filtered = [...this.params.keys()].some((name) => !["sort", "after"].includes(name));
     if (!answer.executions.length) this.trouble.replaceChildren(this.empty(filtered));
     this.table.hidden = !answer.executions.length;
     this.showActions();
-    patch(this.foot, [answer.total, answer.next, this.trail, answer.sorted_among, answer.executions.length, this.params.get("sort")], () => this.pages(answer));
+    this.showPages(answer);
   }
 
   empty(filtered) {
@@ -148,15 +161,27 @@ class List {
       h("pre", null, "longrun run app:registry WORKFLOW --state '{}'"));
   }
 
-  chipList(counts) {
+  chip(state) {
+    const press = () => {
+      const chosen = this.params.getAll("state");
+      this.set({ state: !state ? [] : chosen.includes(state) ? chosen.filter((one) => one !== state) : [...chosen, state] });
+    };
+    return [state, h("button", { type: "button", class: `chip ${state}`, onclick: press },
+      state ? [h("span", { "aria-hidden": "true" }, STATES[state]), ` ${state} `] : "all ", h("b"))];
+  }
+
+  showChosen() {
     const chosen = this.params.getAll("state");
-    const toggle = (state) => this.set({ state: chosen.includes(state) ? chosen.filter((one) => one !== state) : [...chosen, state] });
-    const all = Object.values(counts).reduce((sum, one) => (one === null ? null : sum + one), 0);
-    return [
-      h("button", { type: "button", class: "chip", "aria-pressed": String(!chosen.length), onclick: () => this.set({ state: [] }) }, "all ", h("b", null, number(all))),
-      ...Object.entries(counts).map(([state, count]) => h("button", { type: "button", class: `chip ${state} ${count === 0 ? "none" : ""}`, "aria-pressed": String(chosen.includes(state)), onclick: () => toggle(state) },
-        h("span", { "aria-hidden": "true" }, STATES[state]), ` ${state} `, h("b", null, number(count)))),
-    ];
+    for (const [state, chip] of this.chips) chip.setAttribute("aria-pressed", String(state ? chosen.includes(state) : !chosen.length));
+  }
+
+  showCounts(counts) {
+    const all = counts && Object.values(counts).reduce((sum, one) => sum + one, 0);
+    for (const [state, chip] of this.chips) {
+      const count = counts && (state ? counts[state] : all);
+      chip.classList.toggle("none", Boolean(state) && count === 0);
+      write(chip.lastChild, number(count));
+    }
   }
 
   headers() {
@@ -203,41 +228,34 @@ class List {
     this.show(this.answer);
   }
 
-  // Several at once: those that are ticked, or everything the filters match.
+  // Several at once: those that are ticked, or everything the filters match. It keeps its place while they are counted.
   showActions() {
-    if (!this.control) return;
-    const total = this.answer.total ?? 0;
-    const ids = [...this.selected];
-    patch(this.actions, [ids, total, this.query().toString()], () => {
-      if (!total) return [];
-      const what = ids.length ? `${number(ids.length)} chosen` : `all ${number(total)} that match`;
-      const target = ids.length ? { ids } : { filter: this.query().toString() };
-      return [h("span", { class: "soft" }, what), ...BULK.map((verb) => h("button", { type: "button", class: verb === "cancel" ? "danger" : null, onclick: async () => {
-        if (await bulk(verb, target, ids.length || total)) this.selected.clear();
-        this.load();
-      } }, `${verb[0].toUpperCase()}${verb.slice(1)}…`))];
-    });
+    const { total } = this.answer;
+    const chosen = this.selected.size;
+    this.actions.hidden = !this.control || total === 0 || (total === null && !this.answer.executions.length);
+    write(this.what, chosen ? `${number(chosen)} chosen` : `all ${total === null ? "…" : number(total)} that match`);
+    for (const button of this.verbs) button.disabled = !chosen && total === null;
   }
 
-  pages(answer) {
+  async bulk(verb) {
+    const ids = [...this.selected];
+    const target = ids.length ? { ids } : { filter: this.query().toString() };
+    if (await bulk(verb, target, ids.length || this.answer.total)) this.selected.clear();
+    this.load();
+  }
+
+  showPages(answer) {
     const limit = Number(this.params.get("limit") || 50);
     const first = this.trail.length * limit + 1;
     const last = first + answer.executions.length - 1;
-    const before = () => {
-      const after = this.trail.pop();
-      this.set({ after: after || "" });
-    };
-    const next = () => {
-      this.trail.push(this.params.get("after") || "");
-      this.set({ after: answer.next });
-    };
-    const [back, on] = this.params.get("sort") ? ["← Previous", "Next →"] : ["← Newer", "Older →"];
-    return [
-      h("button", { type: "button", disabled: !this.trail.length, onclick: before }, back),
-      h("span", { class: "soft" }, answer.executions.length ? `${number(first)}–${number(last)} of ${answer.total === null ? "…" : number(answer.total)}` : "0"),
-      h("button", { type: "button", disabled: !answer.next, onclick: next }, on),
-      answer.sorted_among ? h("span", { class: "soft" }, `sorted among the newest ${number(answer.sorted_among)}`) : null,
-    ];
+    const sorted = this.params.get("sort");
+    this.foot.hidden = false;
+    write(this.back, sorted ? "← Previous" : "← Newer");
+    this.back.disabled = !this.trail.length;
+    write(this.range, answer.executions.length ? `${number(first)}–${number(last)} of ${answer.total === null ? "…" : number(answer.total)}` : "0");
+    write(this.on, sorted ? "Next →" : "Older →");
+    this.on.disabled = !answer.next;
+    write(this.among, answer.sorted_among ? `sorted among the newest ${number(answer.sorted_among)}` : "");
   }
 }
 
