@@ -213,7 +213,8 @@ async def test_nothing_moves_and_no_press_is_lost_while_matches_are_counted(
     await page.route("**/api/live/executions*", hold)
     await page.fill("input[type=search]", "run-00001")
     await visit.see(".pages", "1–10 of …")
-    places = "() => [...document.querySelectorAll('.chip, .actions button, th button, .pages')].map(one => one.offsetTop)"
+    pressed = ".chip, .actions button, th button, .pages"
+    places = f"() => [...document.querySelectorAll('{pressed}')].map(one => one.offsetTop)"
     before = await page.evaluate(places)
     assert await page.locator(".actions button:not([disabled])").count() == 0, "how many it would be is not known yet"
     await page.hover(".chip.failed")
@@ -230,7 +231,7 @@ async def test_two_states_chosen_at_once_are_both_chosen(visit: Visit, store: Ch
     many(store, 120)
     page = await visit.enter()
     await visit.see(".pages", "1–50 of 120")
-    await page.evaluate("() => { for (const name of ['failed', 'cancelled']) document.querySelector(`.chip.${name}`).click() }")
+    await page.evaluate("['failed', 'cancelled'].forEach(name => document.querySelector(`.chip.${name}`).click())")
     assert await page.locator(".chip[aria-pressed=true]").count() == 2, "before the answer has come"
     assert "state=failed&state=cancelled" in page.url
 
