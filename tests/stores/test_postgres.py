@@ -427,6 +427,7 @@ def test_a_save_and_what_follows_from_it_are_one(
     with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
         new = owned("a")
         created(backend, new)
+        backend.commit([send("a")])
         save = change("a", new.head, head_fields=fields, steps=steps)
         usual = Queries.run
 
@@ -441,7 +442,52 @@ def test_a_save_and_what_follows_from_it_are_one(
         assert loaded(backend, "a").head == new.head
         monkeypatch.setattr(Queries, "run", usual)
         done(backend, save)
-        assert loaded(backend, "a").head == save.head
+        assert loaded(backend, "a").head == attrs.evolve(save.head, woken=name == "wake_released")
+
+
+ENDS = {"state": ExecutionState.COMPLETED, "owner": None}
+WAITS = {"state": ExecutionState.WAITING, "owner": None, "signal": "go"}
+
+
+@pytest.mark.parametrize("fields", [ENDS, WAITS])
+def test_a_save_that_nobody_has_written_to_is_one_statement(
+    server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        many = [owned(id) for id in "abc"]
+        created(backend, *many)
+        monkeypatch.setattr(psycopg.Connection, "transaction", lambda connection: pytest.fail("a transaction"))
+        done(backend, change("a", many[0].head, head_fields=fields, put={"e": b"1"}))
+        done(backend, *(change(one.id, one.head, head_fields=fields) for one in many[1:]))
+        monkeypatch.undo()
+        assert [loaded(backend, id).head.state for id in "abc"] == [fields["state"]] * 3
+        assert set(loaded(backend, "a").entries) == (set() if fields is ENDS else {"e"})
+
+
+@pytest.mark.parametrize("fields", [ENDS, WAITS])
+def test_a_message_that_comes_while_a_save_waits_for_the_row_is_not_overlooked(
+    server_url: str, postgres_schema: str, fields: dict[str, Any]
+) -> None:
+    """The sender holds the row's lock when the save begins: what the save's statement saw of it is out of date."""
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        new, other = owned("a"), owned("b")
+        created(backend, new, other)
+        answers: list[Any] = []
+        saves = [change(one.id, one.head, head_fields=fields) for one in (new, other)]
+        saving = threading.Thread(target=lambda: answers.extend(backend.commit(saves)))
+        waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+        with psycopg.connect(server_url) as sender, psycopg.connect(server_url, autocommit=True) as looker:
+            links.teach(sender)
+            with sender.transaction():
+                Batch([send("a")], backend._queries).apply(sender)
+                saving.start()
+                while looker.execute(waits, (backend._links.writer_pid,)).rowcount == 0:
+                    assert saving.is_alive()
+        saving.join()
+        assert answers == [None, None]
+        assert [loaded(backend, id).head.state for id in "ab"] == [fields["state"]] * 2
+        assert len(backend.messages("a")) == (0 if fields is ENDS else 1)
+        assert [loaded(backend, id).head.woken for id in "ab"] == [fields is WAITS, False]
 
 
 def test_a_save_that_fits_by_now_is_tried_again(

@@ -16,12 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from longrun.errors import ExecutionNotFoundError, LeaseLostError, WriteOrderError
-from longrun.records import ExecutionState
 from longrun.stored import Create, Definition, Save, Send, Write, searched_texts
 from longrun.stores import rows
 from longrun.stores._postgres.arrays import Ints, Texts, columns
 from longrun.stores._postgres.links import Connection
-from longrun.stores._postgres.parts import Parts
+from longrun.stores._postgres.parts import ENDED, Parts
 from longrun.stores._postgres.queries import KIND, Queries
 from longrun.stores._postgres.sending import send
 from longrun.stores.base import Answer
@@ -29,8 +28,6 @@ from longrun.stores.base import Answer
 TRIES = 3
 STATEMENT_BYTES = 32 << 20
 """A statement takes no more data than about this; a batch with more becomes several, in one transaction."""
-
-ENDED = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
 
 _TOTAL = rows.DEFINITION_COLUMNS.index("total")
 
@@ -49,20 +46,34 @@ class Batch:
         if not self.writes:
             return []
         groups = self._groups()
-        if len(groups) == 1 and self._is_one_statement(groups[0]):
-            self._apply(connection, groups[0])
-        else:
+        if len(groups) == 1:
+            groups = self._apply_alone(connection, groups[0])
+        if groups:
             with connection.transaction():
                 for group in groups:
                     self._apply(connection, group)
         return list(self.answers)
 
-    def _is_one_statement(self, group: list[int]) -> bool:
-        """Whether the server's own transaction around a single statement is enough."""
+    def _apply_alone(self, connection: Connection, group: list[int]) -> list[list[int]]:
+        """Do what a single statement can do, in the server's own transaction around it; what is left is answered."""
         first = self.writes[group[0]]
-        if isinstance(first, Send):
-            return False
-        return isinstance(first, Create) or not any(_has_sequel(self.writes[n]) for n in group)
+        if isinstance(first, Create):
+            self._create(connection, group)
+            return []
+        saves = [write for n in group if isinstance(write := self.writes[n], Save)]
+        if isinstance(first, Send) or any(save.steps is not None for save in saves):
+            return [group]
+        if not any(_lets_go(save) for save in saves):
+            self._save(connection, group)
+            return []
+        applied = set(self._write_saves(connection, saves, alone=True))
+        left = []
+        for place in group:
+            if self.writes[place].id in applied:
+                self.answers[place] = None
+            else:
+                left.append(place)
+        return [left] if left else []
 
     def _groups(self) -> list[list[int]]:
         """Places of writes of one kind, each group one statement; what concerns one execution keeps its order."""
@@ -129,13 +140,17 @@ class Batch:
         for place, save in saves.values():
             self.answers[place] = WriteOrderError(KIND, save.id, save.head.revision - 1, save.head.revision)
 
-    def _run_saves(self, connection: Connection, saves: list[Save]) -> list[str]:
+    def _write_saves(self, connection: Connection, saves: list[Save], *, alone: bool) -> list[str]:
         parts = Parts()
         for save in saves:
             parts.add_save(save)
+        # Who sent a request waits to see it obeyed.
+        tell = any(save.take or _lets_go(save) for save in saves)
+        return parts.apply(connection, self.queries, tell=tell, alone=alone)
+
+    def _run_saves(self, connection: Connection, saves: list[Save]) -> list[str]:
+        applied = self._write_saves(connection, saves, alone=False)
         released = [save for save in saves if _lets_go(save)]
-        obeyed = any(save.take for save in saves)  # who sent a request waits to see it obeyed
-        applied = parts.apply(connection, self.queries, tell=bool(released) or obeyed)
         if released:
             self._let_go(connection, released, set(applied))
         named = {save.id: save.steps for save in saves if save.steps is not None}
@@ -237,14 +252,9 @@ def search_text(definition: Definition) -> str:
     return rows.clean("\x1f".join(values).casefold()) or ""
 
 
-def _lets_go(write: Write) -> bool:
+def _lets_go(save: Save) -> bool:
     """Whether others may take the execution up, or see its end, after this save."""
-    return isinstance(write, Save) and (write.head.owner is None or write.head.state.finished)
-
-
-def _has_sequel(write: Write) -> bool:
-    """Whether a save needs more statements after the one that all saves share."""
-    return _lets_go(write) or (isinstance(write, Save) and write.steps is not None)
+    return save.head.owner is None or save.head.state.finished
 
 
 def _weight(write: Write) -> int:

@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from longrun.records import ExecutionState
 from longrun.stored import Boundary, Create, Head, Save
 from longrun.stores import rows
 from longrun.stores._postgres.arrays import Blobs, Column, Flags, Floats, Ints, Texts
 from longrun.stores._postgres.links import Connection, OwnConnection
 from longrun.stores._postgres.queries import Queries
 from longrun.stores._postgres.writing import Writing
+
+ENDED = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
+"""Neither progress nor messages are left of these."""
 
 HEAD_NAMES = ("id", "crc", *rows.HEAD_COLUMNS)
 HEAD_KINDS: tuple[type[Column], ...] = (
@@ -85,11 +89,11 @@ class Parts:
             found["with_strips"].append((id, keep_from))
         if save.drop_blobs:
             found["with_drop_blobs"] += [(id, name) for name in set(save.drop_blobs)]
-        if save.clear:
+        if save.clear or save.head.state in ENDED:
             found["with_clears"].append((id,))
         elif save.drop:
             found["with_drops"] += [(id, key) for key in set(save.drop) if key not in save.put]
-        if save.put:
+        if save.put and save.head.state not in ENDED:
             found["with_puts"] += [(id, key, data, rows.entry_crc(id, key, data)) for key, data in save.put.items()]
         if save.take:
             found["with_takes"] += [(id, number) for number in set(save.take)]
@@ -105,20 +109,22 @@ class Parts:
     def add_blobs(self, id: str, blobs: Mapping[str, bytes]) -> None:
         self._rows["with_blobs"] += [(id, name, data, rows.blob_crc(id, name, data)) for name, data in blobs.items()]
 
-    def apply(self, connection: Connection, queries: Queries, *, tell: bool) -> list[str]:
-        """Write all of it in one statement; answered are the ids for which it was done."""
+    def apply(self, connection: Connection, queries: Queries, *, tell: bool, alone: bool = False) -> list[str]:
+        """Write all of it in one statement; answered are the ids for which it was done. With `alone` those are left
+        out that could need another one after it."""
         found = {name: lines for name, lines in self._rows.items() if lines}
         channel = [queries.channel] if tell else []
         if isinstance(connection, OwnConnection) and all(len(lines) == 1 for lines in found.values()):
             values = [value for (line,) in found.values() for value in line]
-            return _statement(queries, tuple(found), True, tell).one(connection, values, channel)
+            return _statement(queries, tuple(found), True, tell, alone).one(connection, values, channel)
         columns = [column for lines in found.values() for column in zip(*lines, strict=True)]
-        return _statement(queries, tuple(found), False, tell).many(connection, columns, channel)
+        return _statement(queries, tuple(found), False, tell, alone).many(connection, columns, channel)
 
 
 @lru_cache(256)
-def _statement(queries: Queries, names: tuple[str, ...], single: bool, tell: bool) -> Writing:
+def _statement(queries: Queries, names: tuple[str, ...], single: bool, tell: bool, alone: bool) -> Writing:
     texts = ["with_clears_around_puts" if name == "with_clears" and "with_puts" in names else name for name in names]
     text = queries.joined([*texts, "answer_and_tell" if tell else "answer"])
+    text = text.replace("{unless}", queries.text("unless_written_to") if alone else "")
     columns = [column for name in names for column in zip(*_SHAPES[name], strict=True)]
     return Writing(text, columns, single=single, tell=tell)

@@ -74,6 +74,9 @@ class Queries:
         """The text of a statement that has several parts, in this order."""
         return "\n".join(self._texts[name] for name in names)
 
+    def text(self, name: str) -> str:
+        return self._texts[name]
+
     def where(self, name: str, conditions: str) -> Statement:
         """A statement with conditions that were put together for this one time."""
         return Statement(self._texts[name].replace("{conditions}", conditions))

@@ -21,9 +21,14 @@ WITH applied AS (
         id, crc, state, fence, revision, owner, seq, step, visit, iteration, attempt, started, updated, ended, due,
         signal, woken, hold, crashes, error, reason, progress, done, "of", note
     )
-    WHERE h.id = w.id AND h.fence = w.fence AND h.revision = w.revision - 1
+    WHERE h.id = w.id AND h.fence = w.fence AND h.revision = w.revision - 1 {unless}
     RETURNING h.id
 )
+
+-- name: unless_written_to
+-- What is let go and may have messages needs a second statement, and so a transaction. Whoever sends one locks the row
+-- and counts it there, so this is seen as it is, however long the save waited for the row.
+AND (h.last_message = 0 OR w.owner IS NOT NULL AND w.state NOT IN ('completed', 'failed', 'cancelled'))
 
 -- name: create
 WITH applied AS (
@@ -155,7 +160,7 @@ WHERE h.id = ANY(%(ids)s) AND h.owner IS NULL
 AND EXISTS (SELECT FROM {schema}.messages AS m WHERE m.execution = h.id)
 
 -- name: sweep_ended
-WITH swept AS (DELETE FROM {schema}.entries WHERE execution = ANY(%(ids)s))
+-- The same: no message stays with what has ended.
 DELETE FROM {schema}.messages WHERE execution = ANY(%(ids)s)
 
 -- name: positions
