@@ -20,7 +20,20 @@ from longrun.port import StepInfo
 from longrun.records import Progress
 from longrun.registry import Step
 from longrun.snapshot import Snapshot, Snapshots, decode_state
-from longrun.stored import EMPTY, TRACE, Boundary, Definition, Head, Loaded, Save, copied, moved, saving, shown_metadata
+from longrun.stored import (
+    EMPTY,
+    TRACE,
+    Boundary,
+    Definition,
+    Head,
+    Loaded,
+    Save,
+    completed,
+    copied,
+    moved,
+    saving,
+    shown_metadata,
+)
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -200,6 +213,15 @@ class Book:
         waiter = self._loop.waiter()
         self._push(NOTHING, (), waiter)
         return waiter
+
+    async def end(self, boundary: Boundary, snapshot: Snapshot, value: Any, events: tuple[Event, ...]) -> None:
+        """Cross the last boundary of an execution that has come to its end; durable on return."""
+        self._note(boundary, snapshot, value, events)
+        self.head = completed(self.head, boundary, self.head.revision + 1)
+        waiter = self._loop.waiter()
+        self._push(NOTHING, (), waiter)
+        if (error := await waiter) is not None:
+            raise error
 
     def _note(self, boundary: Boundary, snapshot: Snapshot | None, value: Any, events: tuple[Event, ...]) -> None:
         """Take a boundary into the next write, and what was true of the visit before it out of memory."""

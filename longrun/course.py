@@ -84,13 +84,13 @@ class Course:
     def _move(self, step: Step, kind: str, to: int, value: Any, iteration: int = 0) -> Waiter | bool:
         book = self._book
         snapshot = book.snapshot(value, book.type_of(to, step))
-        return book.go_on(self._crossed(kind, to, snapshot, iteration), snapshot, value) or True
+        boundary = self._crossed(kind, to, snapshot, iteration, name=book.steps[book.head.step])
+        return book.go_on(boundary, snapshot, value) or True
 
-    def _crossed(self, kind: str, to: int, snapshot: Snapshot, iteration: int = 0) -> Boundary:
-        """The boundary at which the step in flight ended and a new visit begins."""
-        head, s = self._book.head, snapshot
-        name, now = self._book.steps[head.step], self._executor.clock.now()
-        return crossed(head, kind, name, now, to, iteration, s.data, s.names, s.size)
+    def _crossed(self, kind: str, to: int, snapshot: Snapshot, iteration: int = 0, *, name: str | None) -> Boundary:
+        """The boundary at which the step `name` ended and a new visit begins."""
+        s, now = snapshot, self._executor.clock.now()
+        return crossed(self._book.head, kind, name, now, to, iteration, s.data, s.names, s.size)
 
     async def complete_after_wait(self) -> bool:
         """The last step parked the execution, or a fork began behind it: it ends with the state it has."""
@@ -103,28 +103,11 @@ class Course:
     async def _complete(self, value: Any, name: str | None, kind: Any, *, ends_step: bool = True) -> bool:
         book = self._book
         snapshot = book.snapshot(value, kind)
-        head, last = self._book.head, len(book.steps)
-        boundary = book.boundary(
-            "finish", snapshot, name=name, attempts=head.attempt + 1, next=last, visit=head.visit + 1, iteration=0
-        )
-        changes = {
-            "state": State.COMPLETED,
-            "step": last,
-            "visit": boundary.visit,
-            "iteration": 0,
-            "attempt": 0,
-            "owner": None,
-            "due": None,
-            "error": None,
-            "crashes": 0,
-            "started": None,
-            "ended": boundary.ended,
-            "progress": 1.0,
-        }
+        boundary = self._crossed("finish", len(book.steps), snapshot, name=name)
         events: tuple[Any, ...] = ((EventType.EXECUTION_COMPLETED, {"step": None}),)
         if ends_step:
             events = ((EventType.STEP_COMPLETED, {"step": name, "attempt": boundary.attempts}), *events)
-        await book.cross(boundary, changes, snapshot=snapshot, value=value, events=events)
+        await book.end(boundary, snapshot, value, events)
         self.result = value
         return False
 
@@ -134,7 +117,7 @@ class Course:
         due, name = deadline_of(directive, self._executor.clock.now())
         to = self._book.head.step + 1
         snapshot = book.snapshot(directive.state, book.type_of(to, step))
-        boundary = self._crossed("sleep" if name is None else "wait", to, snapshot)
+        boundary = self._crossed("sleep" if name is None else "wait", to, snapshot, name=book.step_name)
         changes = {
             "state": State.WAITING,
             "owner": None,

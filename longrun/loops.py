@@ -30,6 +30,20 @@ class Loop(Protocol):
 
     def waiter(self) -> Waiter: ...
 
+    def scope(self) -> anyio.CancelScope: ...
+
+
+class _Scopes:
+    """Makes cancel scopes of the class that the loop has: `anyio.CancelScope` would look for it every time, and set up
+    what it gives twice."""
+
+    _kind: type[anyio.CancelScope] | None = None
+
+    def scope(self) -> anyio.CancelScope:
+        if self._kind is None:
+            self._kind = type(anyio.CancelScope())
+        return self._kind()
+
 
 class _AsyncioWaiter(asyncio.Future[Any]):
     """A future itself: there is one for every write, and nothing that is between them is free."""
@@ -39,7 +53,7 @@ class _AsyncioWaiter(asyncio.Future[Any]):
             self.set_result(answer)
 
 
-class _AsyncioLoop:
+class _AsyncioLoop(_Scopes):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.key = self._loop = loop
 
@@ -73,7 +87,7 @@ class _TrioWaiter:
         return self._answer
 
 
-class _TrioLoop:
+class _TrioLoop(_Scopes):
     def __init__(self) -> None:
         import trio
 

@@ -243,7 +243,7 @@ class Runner:
         """Step after step under one cancel scope, since entering one for each would cost as much as the step. A step
         that was cut short has used the scope up: what follows from that is done outside it. False: nothing more."""
         self._cut = None
-        with anyio.CancelScope() as self._scope:
+        with self.loop.scope() as self._scope:
             while more := await self._turn():
                 if more is not True and (error := await more) is not None:
                     raise error

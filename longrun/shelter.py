@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from longrun.loops import Bell, current_task
+from longrun.loops import Bell, current_loop, current_task
 
 Function = Callable[..., Awaitable[Any]]
 
@@ -93,7 +93,7 @@ class Shelter:
     async def _run_plain(self, function: Function, *args: object) -> None:
         """Under a scope of its own, by which it is ended as the tasks of a group are: again and again, but for what is
         shielded."""
-        scope = anyio.CancelScope()
+        scope = current_loop().scope()
         self._scopes.add(scope)
         if not self.stands:
             scope.cancel()

@@ -145,6 +145,19 @@ def moved(head: Head, boundary: Boundary, progress: float) -> Head:
     return new
 
 
+def completed(head: Head, boundary: Boundary, revision: int) -> Head:
+    """The head behind the last boundary of an execution that has come to its end. Written out, as `copied` is."""
+    new: Head = object.__new__(Head)
+    new.state, new.fence, new.revision, new.owner = ExecutionState.COMPLETED, head.fence, revision, None
+    new.seq, new.step, new.visit, new.iteration = boundary.seq, boundary.next, boundary.visit, 0
+    new.updated = new.ended = boundary.ended
+    new.signal, new.hold, new.reason = head.signal, head.hold, head.reason
+    new.started = new.due = new.error = new.of = new.note = None
+    new.attempt = new.crashes = new.done = 0
+    new.woken, new.progress = False, 1.0
+    return new
+
+
 def crossed(
     head: Head,
     kind: str,

@@ -247,14 +247,15 @@ class CheckpointStore:
         """Small and not to be encrypted: the common case, told without building anything."""
         small = self._seal.leaves_alone
         for boundary in save.boundaries:
-            if boundary.data is not None and not small(boundary.data):
+            data = boundary.data
+            if data is not None and not small(data):
                 return False
         if save.blobs or save.put:
             return all(map(small, save.blobs.values())) and all(map(small, save.put.values()))
         return True
 
     def _sealed_boundary(self, id: str, boundary: Boundary) -> Boundary:
-        if boundary.data is None:
+        if boundary.data is None or self._seal.leaves_alone(boundary.data):
             return boundary
         wrapped = self._seal.wrap(boundary.data, f"{id}/{boundary.seq}")
         return boundary if wrapped is boundary.data else attrs.evolve(boundary, data=wrapped)

@@ -31,7 +31,7 @@ from longrun.errors import (
 from longrun.records import ExecutionState
 from longrun.stored import Create, Owner, Query, Save
 from longrun.stores import open_store
-from longrun.stores._postgres import batch, links, migrations, sending, writing
+from longrun.stores._postgres import arrays, batch, links, migrations, sending, writing
 from longrun.stores._postgres.batch import Batch
 from longrun.stores._postgres.links import OwnConnection
 from longrun.stores._postgres.parts import Parts
@@ -470,6 +470,7 @@ def test_a_message_that_comes_while_a_save_waits_for_the_row_is_not_overlooked(
 ) -> None:
     """The sender holds the row's lock when the save begins: what the save's statement saw of it is out of date."""
     with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        assert isinstance(backend, PostgresBackend)
         new, other = owned("a"), owned("b")
         created(backend, new, other)
         answers: list[Any] = []
@@ -477,7 +478,7 @@ def test_a_message_that_comes_while_a_save_waits_for_the_row_is_not_overlooked(
         saving = threading.Thread(target=lambda: answers.extend(backend.commit(saves)))
         waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
         with psycopg.connect(server_url) as sender, psycopg.connect(server_url, autocommit=True) as looker:
-            links.teach(sender)
+            arrays.teach(sender)
             with sender.transaction():
                 Batch([send("a")], backend._queries).apply(sender)
                 saving.start()

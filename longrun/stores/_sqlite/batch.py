@@ -201,6 +201,9 @@ class Batch:
     def _move(self, row: Row, head: Head, state: str) -> None:
         """Bring the row up to the new head, and see whether a column changes that an index holds."""
         row.revision = head.revision
+        same = state == row.state and head.owner == row.owner and head.ended == row.ended
+        if same and state == "running" and row.owner is not None and not head.woken and not row.woken:
+            return  # from step to step
         if head.state in ENDED and row.messages:
             self._connection.execute(sql.TAKE_ALL_KEYED, (row.key,))
             self._connection.execute(sql.TAKE_ALL_PLAIN, (row.key,))
@@ -208,13 +211,7 @@ class Batch:
             self._moved[row.key] = row
         woken = head.woken or (head.owner is None and row.messages > 0 and state not in _FINISHED)
         wake = 0.0 if state == "running" or (woken and state in _WAKES) else _wake(head)
-        if (
-            state == row.state
-            and head.owner == row.owner
-            and head.ended == row.ended
-            and woken == row.woken
-            and wake == row.wake
-        ):
+        if same and woken == row.woken and wake == row.wake:
             return
         self._moved[row.key] = row
         row.state, row.owner, row.ended, row.woken, row.wake = state, head.owner, head.ended, woken, wake
