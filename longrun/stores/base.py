@@ -99,6 +99,11 @@ class StoreBackend(abc.ABC):
     def register(self, owner: Owner, ttl: float) -> None:
         """Store or replace an owner with a lease of `ttl` seconds from now, by the store's clock."""
 
+    def register_other(self, owner: Owner, ttl: float) -> None:
+        """The same for an owner that does not write through this backend: a replicated store brings one over. For a
+        backend that keeps in memory what its own owners have stored."""
+        self.register(owner, ttl)
+
     @abc.abstractmethod
     def renew(self, owner: str, ttl: float) -> bool:
         """Extend an owner's lease, which is all its executions' lease; False if it is not registered (any more)."""

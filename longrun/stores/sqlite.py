@@ -144,18 +144,24 @@ class SQLiteBackend(StoreBackend):
         return answers
 
     def claim(self, claim: Claim) -> list[Loaded]:
-        found = self._write(lambda connection: give(connection, claim, self._clock.now()))
-        for one in found:
-            self._known.rows.pop(one.definition.id, None)
-        return found
+        given, changed = self._write(lambda connection: give(connection, claim, self._clock.now()))
+        for id in changed:
+            self._known.rows.pop(id, None)
+        return given
 
     def register(self, owner: Owner, ttl: float) -> None:
-        values = owner.id, rows.json_text(owner.life), json.dumps(owner.workflows), json.dumps(owner.queues)
-        self._write(lambda connection: connection.execute(sql.REGISTER, (*values, self._clock.now() + ttl)))
+        self.register_other(owner, ttl)
         self._known.owners.add(owner.id)
 
+    def register_other(self, owner: Owner, ttl: float) -> None:
+        values = owner.id, rows.json_text(owner.life), json.dumps(owner.workflows), json.dumps(owner.queues)
+        self._write(lambda connection: connection.execute(sql.REGISTER, (*values, self._clock.now() + ttl)))
+
     def renew(self, owner: str, ttl: float) -> bool:
-        return self._write(lambda c: c.execute(sql.RENEW, (self._clock.now() + ttl, owner)).rowcount > 0)
+        renewed = self._write(lambda c: c.execute(sql.RENEW, (self._clock.now() + ttl, owner)).rowcount > 0)
+        if renewed:
+            self._known.owners.add(owner)
+        return renewed
 
     def unregister(self, owner: str) -> None:
         self._known.owners.discard(owner)
@@ -165,9 +171,9 @@ class SQLiteBackend(StoreBackend):
         def work(connection: sqlite3.Connection) -> dict[str, int]:
             keys = dict(connection.execute(sql.FINISHED, (json.dumps(list(ids)),)).fetchall())
             unreadable = set_aside_unreadable(connection, [id for id in ids if id not in keys], self._clock.now())
-            if unreadable:
-                connection.execute(sql.TOUCH)
             keys |= unreadable
+            if keys:
+                connection.execute(sql.TOUCH)
             listed = json.dumps(list(keys.values()))
             for statement in sql.DELETE:
                 connection.execute(statement, (listed,))

@@ -11,7 +11,7 @@ import time
 import attrs
 import pytest
 
-from longrun.errors import LeaseLostError
+from longrun.errors import ExecutionNotFoundError, LeaseLostError
 from longrun.records import ExecutionState
 from longrun.stored import Head, Owner, Query, Write
 from longrun.stores.base import StoreBackend
@@ -112,6 +112,62 @@ class SharedContract(ConformanceBase):
         assert done(backend, send("a")) == [3]
         done(backend, change("a", last.head, head_fields={"owner": None, "state": ExecutionState.WAITING}))
         assert head_of(other, "a").woken
+
+    def test_what_others_delete_is_gone_for_its_owner_too(self, backend: StoreBackend, other: StoreBackend) -> None:
+        """I3: a failed one was claimed for a retry, and is deleted before that is written."""
+        backend.register(Owner(id="one", life={}, remaining=0), 1000.0)
+        created(backend, create("a", ExecutionState.FAILED))
+        (taken,) = backend.claim(claim("one", ids=("a",), states=frozenset({ExecutionState.FAILED})))
+        done(backend, send("a"))
+        assert other.delete(["a"]) == [True]
+        new = owned("b", "two")
+        created(other, new)
+        refused(backend, step("a", taken.head), ExecutionNotFoundError)
+        assert loaded(other, "b").head == new.head
+
+    def test_an_id_that_others_use_anew_is_the_new_one(self, backend: StoreBackend, other: StoreBackend) -> None:
+        """I1: for a sender who knew the old one."""
+        created(backend, create("a", ExecutionState.FAILED))
+        assert done(other, send("a")) == [1]
+        assert backend.delete(["a"]) == [True]
+        created(backend, create("a", ExecutionState.WAITING, head_fields={"signal": "go"}))
+        assert done(other, send("a", payload=b"new")) == [1]
+        assert [message.payload for message in backend.messages("a")] == [b"new"]
+        assert ids_of(backend.claim(claim("two"))) == ["a"]
+
+    def test_who_had_claimed_an_id_finds_the_new_one(self, backend: StoreBackend, other: StoreBackend) -> None:
+        created(backend, create("a", ExecutionState.FAILED))
+        backend.claim(claim("one", ids=("a",), states=frozenset({ExecutionState.FAILED})))
+        assert other.delete(["a"]) == [True]
+        created(other, create("a", ExecutionState.WAITING))
+        assert [one.head.state for one in backend.find(Query())] == [ExecutionState.WAITING]
+        assert ids_of(backend.claim(claim("two"))) == ["a"]
+
+    def test_a_copy_put_right_by_others_is_noticed_by_its_owner(
+        self, backend: StoreBackend, other: StoreBackend
+    ) -> None:
+        """I13: a replicated store ends, deletes and makes again what an owner elsewhere has here, and registers it. The
+        owner goes on with the new one, or is told that it has lost the old one."""
+        one = Owner(id="one", life={}, remaining=0)
+        backend.register(one, 1000.0)
+        new = owned("a", "one")
+        second = step("a", new.head)
+        done(backend, new, second)
+        other.register_other(one, 1000.0)
+        ended = {"state": ExecutionState.CANCELLED, "owner": None, "ended": NOW}
+        done(other, change("a", second.head, head_fields=ended))
+        assert other.delete(["a"]) == [True]
+        done(other, owned("b", "two"), owned("a", "one"))
+        done(other, send("a"))
+        again = step("a", new.head, take=(1,))
+        if isinstance(backend.commit([again])[0], LeaseLostError):
+            assert loaded(other, "a").head == new.head
+            return
+        done(other, send("a"))
+        done(backend, step("a", again.head))
+        assert [found.seq for found in other.boundaries("a")] == [1, 2, 3]
+        assert [message.id for message in other.messages("a")] == [2]
+        assert not loaded(other, "a").damage
 
     def test_each_sees_what_the_other_wrote(self, backend: StoreBackend, other: StoreBackend) -> None:
         """I1: at once, through every reader."""

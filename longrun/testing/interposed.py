@@ -65,6 +65,9 @@ class InterposedBackend(StoreBackend):
     def register(self, owner: Owner, ttl: float) -> None:
         self.around("register", self.inner.register, owner, ttl)
 
+    def register_other(self, owner: Owner, ttl: float) -> None:
+        self.around("register", self.inner.register_other, owner, ttl)
+
     def renew(self, owner: str, ttl: float) -> bool:
         return self.around("renew", self.inner.renew, owner, ttl)
 

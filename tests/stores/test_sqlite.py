@@ -569,15 +569,21 @@ def test_what_a_claim_has_told_is_not_found_again(path: Path, backend: SQLiteBac
     assert (found.damage, found.boundary, found.messages) == ((), given.boundary, given.messages)
 
 
-def test_what_cannot_be_read_keeps_its_place_and_shuts_its_owner_out(path: Path, backend: SQLiteBackend) -> None:
+@pytest.mark.parametrize("signed_on", [False, True])
+def test_what_cannot_be_read_keeps_its_place_and_shuts_its_owner_out(
+    path: Path, backend: SQLiteBackend, signed_on: bool
+) -> None:
     """I3, I5: blocked under a new fence; nothing but that is changed in its head."""
     new = owned("a")
     last = step("a", new.head)
+    if signed_on:  # then its rows are known by heart
+        backend.register(Owner(id="me", life={}, remaining=0), 1000.0)
     backend.commit([new, last, send("a")])
     with raw(path) as connection:
         connection.execute("UPDATE boundary SET data = x'00'")
-    assert backend.claim(claim("you", dead=frozenset({"me"}))) == []
-    (stored,) = backend.find(Query())
+    backend.commit([create("b", ExecutionState.PAUSED)])  # takes notice of that other connection
+    assert backend.claim(claim("you", ids=("a",), dead=frozenset({"me"}))) == []
+    (stored,) = [one for one in backend.find(Query()) if one.definition.id == "a"]
     reason = stored.head.reason
     assert stored.head == attrs.evolve(last.head, state=ExecutionState.BLOCKED, fence=2, owner=None, reason=reason)
     assert backend.next_due() is None

@@ -21,7 +21,7 @@ from longrun.stored import Head, Message, Query
 from longrun.stores._file.contents import Contents, Mail, remains
 from longrun.stores._file.disk import UnreadableFileError
 from longrun.stores._file.entries import Entries, is_about_records
-from longrun.stores._file.entry import NO_INBOX, Entry, Inbox, Mark, changed_at, is_same_file, mark_of, may_leave
+from longrun.stores._file.entry import NO_INBOX, Entry, Inbox, Mark, changed_at, mark_of, may_leave
 from longrun.stores._file.inbox import box_of, read_letters
 from longrun.stores._file.journal import Journal
 from longrun.stores._file.place import EVERYTHING, Place, journal_name, parse_journal_name, stem_of
@@ -42,10 +42,6 @@ SHARE = 20
 """Where there are so many files that this takes long: after so many times as long, so that it stays a small share."""
 SLICE = 0.05
 """Seconds of it at once: what is due meanwhile need not wait until all files have been looked at."""
-
-
-def _is_same_file(known: Entry | None, mark: Mark) -> bool:
-    return known is not None and not known.unreadable and is_same_file(known.mark, mark)
 
 
 class Catalog:
@@ -175,10 +171,15 @@ class Catalog:
             self._update_inbox(parsed[0])
 
     def _update_newer(self, stem: str, gen: int) -> None:
-        """As `_update`, where a newer generation than this one may be known already."""
+        """As `_update`, where a newer generation than this one may be known already. If that is gone, it is deleted,
+        also if it was ours, and this is a new one of its id."""
         known = self.entries.by_stem.get(stem)
-        if self._update(stem, gen if known is None else max(gen, known.gen)) is None:
-            self._update(stem, gen)  # the one that was known is deleted, and this is a new one of its id
+        if known is not None and known.gen > gen:
+            if self._place.live.stat(journal_name(stem, known.gen)) is not None:
+                gen = known.gen
+            else:
+                self.forget(stem)
+        self._update(stem, gen)
 
     def _update(self, stem: str, gen: int) -> Entry | None:
         """Read a journal's ends again if it changed."""
@@ -196,7 +197,7 @@ class Catalog:
         self.mine.discard(stem)  # another generation, or another file: it changed hands
         spot = Spot(self._place.live, stem, gen, journal_name(stem, gen))
         try:
-            entry = self._read(spot, known if _is_same_file(known, mark) else None, mark)
+            entry = self._read(spot, mark)
         except FileNotFoundError:
             return self._follow(spot)
         self.put(entry)
@@ -210,10 +211,8 @@ class Catalog:
             return None
         return self._update(newest.stem, newest.gen) if newest.gen != spot.gen else None
 
-    def _read(self, spot: Spot, known: Entry | None, mark: Mark) -> Entry:
-        """`known` is what was read in the same file before; the id of another one may have been started anew."""
-        whose = None if known is None else (known.id, known.born, known.definition)
-        summary = read_summary(self._place, spot, whose)
+    def _read(self, spot: Spot, mark: Mark) -> Entry:
+        summary = read_summary(self._place, spot)
         if summary is not None:
             return Entry(spot.stem, spot.gen, (summary.born, summary.definition, summary.head), summary.mail, mark)
         contents = Contents(id_in(spot))

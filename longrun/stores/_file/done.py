@@ -138,7 +138,7 @@ class Finished:
             spot = done_spot(self._place, stem)
             if spot is None:
                 return stored
-            summary = read_summary(self._place, spot, None)
+            summary = read_summary(self._place, spot)
             if summary is None or not summary.head.state.finished:
                 self.read(id, spot)
         except FileNotFoundError:
@@ -321,7 +321,7 @@ class Finished:
         contents = Contents(id_of(stem))
         try:
             contents = Contents(id_in(spot))
-            found = read_summary(self._place, spot, None)
+            found = read_summary(self._place, spot)
             if found is not None and found.head.state.finished:
                 yield contents.id, _line(found.definition, found.born, spot.gen, found.head)
                 return

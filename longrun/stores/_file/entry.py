@@ -28,10 +28,6 @@ def mark_of(status: os.stat_result, size: int | None = None) -> Mark:
     return _MARK.pack(size, status.st_mtime_ns, status.st_ino, status.st_mode, status.st_uid)
 
 
-def is_same_file(one: Mark | None, other: Mark) -> bool:
-    return one is not None and _MARK.unpack(one)[2] == _MARK.unpack(other)[2]
-
-
 def changed_at(mark: Mark) -> float:
     return float(_MARK.unpack(mark)[1] / 1e9)
 

@@ -113,7 +113,7 @@ class Journals:
         return journal
 
     def _attached(self, save: Save, spot: Spot, fd: int) -> Journal:
-        summary = read_summary(self.place, spot, None)
+        summary = read_summary(self.place, spot)
         if summary is not None:
             head, mail, tail, born = summary.head, summary.mail, summary.tail, summary.born
             definition = summary.definition

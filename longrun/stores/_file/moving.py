@@ -68,7 +68,7 @@ class _Move:
     def _ended(self, spot: Spot) -> bool:
         """Whether the journal itself says so, without those before it, which will be gone."""
         try:
-            found = read_summary(self.place, spot, None)
+            found = read_summary(self.place, spot)
             if found is not None:
                 return found.born == self.entry.born and may_leave(found.head)
             contents = stands_alone(self.place, spot, self.entry.id)

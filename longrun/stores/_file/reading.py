@@ -306,25 +306,22 @@ def id_in(spot: Spot) -> str:
     return id_of(spot.stem)
 
 
-def read_summary(place: Place, spot: Spot, known: tuple[str, str, Definition] | None) -> Summary | None:
-    """From the ends of a journal, without its states; None where only a full reading can tell.
-
-    `known` are id, birth mark and definition of an execution that was met before."""
+def read_summary(place: Place, spot: Spot) -> Summary | None:
+    """From the ends of a journal, without its states; None where only a full reading can tell. Whose it is, its first
+    lines tell each time: a file system gives the inode of a deleted one to the next of the same name."""
     try:
-        start, end, size = _ends(spot, start=known is None)
+        start, end, size = _ends(spot)
     except UnopenableError:
         return None
     whole = size <= SMALL
     try:
-        if known is None:
-            known = _first(start, spot)
-        identity = Identity(known[0], spot.gen)
+        id, born, definition = _first(start, spot)
+        identity = Identity(id, spot.gen)
         if whole and not all_fit(end.split(b"\n")[:-1]):
             return None
         found, at, clean = _last_save(end, identity, whole=whole)
     except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
         return None
-    _, born, definition = known
     if "total" in found.fields:
         definition = attrs.evolve(definition, total=found.fields["total"])
     where = (0 if whole else size - len(end)) + at
@@ -333,15 +330,15 @@ def read_summary(place: Place, spot: Spot, known: tuple[str, str, Definition] | 
     )
 
 
-def _ends(spot: Spot, *, start: bool) -> tuple[bytes, bytes, int]:
-    """The first bytes of a journal if they are asked for, its last, and its size; of a small one, both are all."""
+def _ends(spot: Spot) -> tuple[bytes, bytes, int]:
+    """The first bytes of a journal, its last, and its size; of a small one, both are all."""
     folder = spot.folder
     with folder.opened(spot.name) as fd:
         size = folder.settled_size(fd)
         if size <= SMALL:
             data = read_range(folder.disk, fd, 0, size)
             return data, data, len(data)
-        first = read_range(folder.disk, fd, 0, START_SIZE) if start else b""
+        first = read_range(folder.disk, fd, 0, START_SIZE)
         return first, read_range(folder.disk, fd, size - END_SIZE, size), size
 
 

@@ -69,7 +69,7 @@ class Mirror:
         """Whoever is registered at the source, and nobody else, with what is left of the lease."""
         known: list[Owner] = source.read("owners")
         for owner in known:
-            target.write("register", owner, max(owner.remaining, 0.0))
+            target.write("register_other", owner, max(owner.remaining, 0.0))
         for stranger in {owner.id for owner in target.read("owners")} - {owner.id for owner in known}:
             target.write("unregister", stranger)
 

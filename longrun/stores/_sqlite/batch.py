@@ -159,6 +159,8 @@ class Batch:
         if not isinstance(row, Row):
             return row
         key, head = row.key, save.head
+        if row.owner not in self._owners or head.owner not in self._owners:
+            self._say_if_foreign(row.owner, head.owner)
         for columns in ready.boundaries:
             self._boundaries += (key, *columns)
         if ready.steps is not None:
@@ -177,6 +179,11 @@ class Batch:
             row.kept = save.keep_from
         self._move(row, head, ready.state)
         return None
+
+    def _say_if_foreign(self, *owners: str | None) -> None:
+        """What somebody has who writes elsewhere is remembered there. A replicated store puts such a copy right."""
+        if any(owner is not None and owner not in self._owners for owner in owners):
+            self._connection.execute(sql.TOUCH)
 
     def _judge(self, save: Save) -> Row | Answer:
         """The row that a save is to be written to, or its answer."""
@@ -222,6 +229,8 @@ class Batch:
         if create.id in self._known:
             return False
         key, head = self._new_key(), create.head
+        if head.owner not in self._owners:
+            self._say_if_foreign(head.owner)
         row = Row(key, head.fence, head.revision, ready.state, head.owner, head.ended, head.woken, _wake(head), 0, 0, 0)
         self._creates += (key, *ready.definition, *_place(row)[:-1])
         self._new_heads += (head.revision, 0, ready.numbers, ready.words, ready.crc, key)

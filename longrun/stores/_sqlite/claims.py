@@ -22,11 +22,14 @@ from longrun.stores.assemble import Assembled, quarantined
 _STARTED = frozenset({ExecutionState.RUNNING, ExecutionState.RESUMING})
 
 
-def give(connection: sqlite3.Connection, claim: Claim, now: float) -> list[Loaded]:
-    """What cannot be read at all is not given: it is stored as blocked, so that it can be seen and stands in no way."""
+def give(connection: sqlite3.Connection, claim: Claim, now: float) -> tuple[list[Loaded], list[str]]:
+    """What is given, and the ids of all that was changed. What cannot be read at all is not given: it is stored as
+    blocked, so that it can be seen and stands in no way."""
     given: list[Loaded] = []
+    changed: list[str] = []
     updates = []
     for found in load_all(connection, _candidates(connection, claim)):
+        changed.append(found.id)
         if isinstance(found.assembled, CorruptDataError):
             updates.append(_blocked(connection, found, found.assembled, now))
             continue
@@ -39,7 +42,7 @@ def give(connection: sqlite3.Connection, claim: Claim, now: float) -> list[Loade
     connection.executemany(sql.MOVE, [place for _, place in updates])
     if updates and claim.dead:
         connection.execute(sql.TOUCH)
-    return given
+    return given, changed
 
 
 def repair(connection: sqlite3.Connection, found: Found, now: float, *, copy_only: bool = False) -> None:
