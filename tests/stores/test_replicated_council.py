@@ -12,15 +12,18 @@ import pytest
 
 from longrun.clock import SYSTEM_CLOCK
 from longrun.errors import CorruptDataError, NewerFormatError, StoreSettingsError, StoreUnavailableError
-from longrun.stored import Boundary, Loaded
+from longrun.stored import Boundary, Loaded, Query
 from longrun.stores._replicated import copying
 from longrun.stores._replicated import term as terms
 from longrun.stores._replicated.copying import Copier
 from longrun.stores._replicated.council import BEHIND, LEVEL, Council, Rules
 from longrun.stores._replicated.side import LostError, Side
+from longrun.stores._replicated.tending import TendedBackend
 from longrun.stores._replicated.term import Term, bury, read_term, write_term
 from longrun.stores._replicated.witness import DirectoryWitness, StoreWitness
 from longrun.stores.memory import MemoryBackend
+from longrun.stores.replicated import ReplicatedCheckpointStore
+from longrun.stores.sqlite import SQLiteBackend
 from longrun.testing.samples import create, owned, step
 from tests.stores.replicated_tools import Pair, Switch, opened
 
@@ -393,3 +396,34 @@ def test_what_was_sent_is_told_by_the_active_side(tmp_path: Path) -> None:
     with opened(pair.backend) as backend:
         backend.commit([create("a")])
         assert backend.sent("a") == (0, {})
+
+
+# --- the part that each store has -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("witnessed", [False, True])
+def test_two_stores_are_given_in_the_order_in_which_they_were_paired(tmp_path: Path, witnessed: bool) -> None:
+    """Two processes that call the other one's primary their secondary would both be right, and lose what they write."""
+    one, two = MemoryBackend(), MemoryBackend()
+    witness = DirectoryWitness(tmp_path / "witness") if witnessed else None
+
+    def pair(*backends: MemoryBackend) -> TendedBackend:
+        return ReplicatedCheckpointStore(*backends, witness=witness, health_interval=None).backend
+
+    with opened(pair(one, two)) as first:
+        first.commit([create("a")])
+    with pytest.raises(StoreSettingsError, match="given as primary is the secondary of its pair"):
+        pair(two, one).open()
+    with opened(pair(one, two)) as again:
+        again.failover()
+        again.commit([create("b")])
+    with pytest.raises(StoreSettingsError, match="in the order in which they were paired"):
+        pair(two, one).open()
+    with opened(pair(one, two)) as last:
+        assert {stored.definition.id for stored in last.find(Query())} >= {"a", "b"}
+
+
+def test_one_store_under_two_names_is_no_pair(tmp_path: Path) -> None:
+    two_names = SQLiteBackend(tmp_path / "x.db"), SQLiteBackend(tmp_path / "." / "x.db")
+    with pytest.raises(StoreSettingsError, match="not one store twice"):
+        ReplicatedCheckpointStore(*two_names, health_interval=None).backend.open()

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from longrun.errors import CorruptDataError, NewerFormatError, StoreUnavailableError
+from longrun.errors import CorruptDataError, NewerFormatError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import REPLICA_WORKFLOW, Boundary, Create, Definition, Head, Loaded, Save
 from longrun.stores._replicated.side import Side
@@ -63,8 +63,19 @@ class Term:
 
 
 def read_term(side: Side) -> Term | None:
+    """What the side has stored. Its record names the part that the store has in the pair: two processes that gave the
+    two in different order would each write to the one that the other reads."""
     loaded: Loaded | None = side.read("load", TERM_ID)
-    return None if loaded is None else Term.from_text(loaded.head.reason or "")
+    if loaded is None:
+        return None
+    part = loaded.head.note
+    if part is not None and part != side.name:
+        raise StoreSettingsError(
+            "replicated",
+            f"the store given as {side.name} is the {part} of its pair: give the two in the order in which they were"
+            " paired, and not one store twice",
+        )
+    return Term.from_text(loaded.head.reason or "")
 
 
 def write_term(side: Side, term: Term, now: float) -> Term:
@@ -73,7 +84,7 @@ def write_term(side: Side, term: Term, now: float) -> Term:
         stored = read_term(side)
         if stored is not None and stored.generation >= term.generation:
             return stored
-        _put(side, TERM_ID, now, reason=term.to_text())
+        _put(side, TERM_ID, now, reason=term.to_text(), note=side.name)
     raise StoreUnavailableError(side.backend.kind, "others change the record of the pair again and again")
 
 
@@ -107,26 +118,27 @@ def _put(
     now: float,
     *,
     reason: str | None = None,
+    note: str | None = None,
     put: Mapping[str, bytes] | None = None,
     drop: tuple[str, ...] = (),
 ) -> None:
     """One write to a reserved record. Two at once: one of them is not stored, so whoever calls reads it back."""
     loaded: Loaded | None = side.read("load", id)
     if loaded is None:
-        side.write("commit", [_reserved(id, now, reason)])
+        side.write("commit", [_reserved(id, now, reason, note)])
         if put is None:
             return
         loaded = side.read("load", id)
     if loaded is not None:
-        head = attrs.evolve(loaded.head, revision=loaded.head.revision + 1, updated=now, reason=reason)
+        head = attrs.evolve(loaded.head, revision=loaded.head.revision + 1, updated=now, reason=reason, note=note)
         changes: dict[str, Any] = {"put": put or {}, "drop": drop}
         side.write("commit", [Save(id=id, head=head, **changes)])
 
 
-def _reserved(id: str, now: float, reason: str | None) -> Create:
+def _reserved(id: str, now: float, reason: str | None, note: str | None) -> Create:
     """Paused and held: no claim, no start-up pass and no retention ever takes it."""
     return Create(
         definition=Definition(id=id, workflow=REPLICA_WORKFLOW, created=0.0),
-        head=Head(state=ExecutionState.PAUSED, hold=True, seq=1, updated=now, reason=reason),
+        head=Head(state=ExecutionState.PAUSED, hold=True, seq=1, updated=now, reason=reason, note=note),
         boundary=Boundary(seq=1, kind="start", step=0, next=0, ended=now, data=b"null", size=4),
     )
