@@ -116,9 +116,10 @@ class Crew(Starting):
         self._unwatch = self.store.watch(self.stir)
         self._sweeping = anyio.CancelScope()
         self._shelter.start(self._sweep, name="longrun-sweep")
+        self._shelter.start(self.sweeper.mind_neighbours, name="longrun-neighbours")
         self._shelter.start(self._beat, name="longrun-beat")
-        if self.watch is not None:
-            self._engines = self.watch.sign_on(self, self._engines)
+        if self.telemetry is not None:
+            self._engines = self.telemetry.sign_on(self, self._engines)
         self._signed_on = True
 
     async def _take_lease(self) -> None:
@@ -322,8 +323,8 @@ class Crew(Starting):
         from longrun.process import ProcessEngine  # when a step first needs it
 
         engine: Engine = ProcessEngine()
-        if self.watch is not None:
-            engine = self.watch.engine("process", engine)
+        if self.telemetry is not None:
+            engine = self.telemetry.engine("process", engine)
         self._engines["process"] = engine
         return engine
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import LongrunError
-from longrun.life import Life, LifeLock, is_dead
+from longrun.life import Life, LifeLock, boot_id, is_dead
 from longrun.loops import current_loop
 from longrun.stored import Owner
 from longrun.stores.store import CheckpointStore
@@ -102,7 +102,18 @@ def gone(owners: list[Owner], *, but: str | None = None) -> frozenset[str]:
 
 
 def _proved(owner: Owner) -> bool:
+    life = _life_of(owner)
+    return life is not None and is_dead(life)
+
+
+def neighbours(owners: list[Owner], *, but: str) -> list[Life]:
+    """The lives of those whose death could be seen from here."""
+    lives = [_life_of(owner) for owner in owners if owner.id != but]
+    return [life for life in lives if life is not None and life.boot == boot_id()]
+
+
+def _life_of(owner: Owner) -> Life | None:
     try:
-        return is_dead(Life.from_dict(dict(owner.life)))
+        return Life.from_dict(dict(owner.life))
     except LongrunError:
-        return False  # a record that says nothing usable proves nothing: the lease decides
+        return None  # a record that says nothing usable proves nothing: the lease decides

@@ -102,6 +102,8 @@ class Shelter:
                 await self._watched(function, *args)
         except asyncio.CancelledError:
             raise
+        except Exception:
+            pass
         except BaseException as error:
             self._failure = self._failure or error
             if self._inner is not None:

@@ -17,6 +17,7 @@ from longrun import lease
 from longrun.book import MISSING
 from longrun.errors import CodecError, ExecutionNotFoundError, LongrunError, RegistrationError, UnknownStepError
 from longrun.gates import Gates
+from longrun.life import Life, is_dead
 from longrun.records import FINISHED, ExecutionState, ResumeReport
 from longrun.registry import AD_HOC
 from longrun.snapshot import decode_state
@@ -29,6 +30,8 @@ State = ExecutionState
 BATCH = 500
 SHORTEST = 0.02
 """A sweep follows another after this many seconds at the earliest, however much changes."""
+NEIGHBOURS = 0.25
+"""Seconds between two looks at whether the others on this machine still live."""
 STARTUP_STATES = frozenset({State.RUNNING, State.RESUMING, State.PAUSED, State.BLOCKED})
 SWEPT_STATES = frozenset({State.RUNNING, State.RESUMING, State.WAITING})
 PARKED_STATES = frozenset({State.WAITING, State.INITIALIZED})
@@ -52,6 +55,8 @@ class Sweeper:
         self._states = states
         self._dead_at = -1.0
         self._dead: frozenset[str] = frozenset()
+        self._neighbours: list[Life] = []
+        """Who lives on this machine, as of the last look."""
         self._claiming = anyio.Lock()
         self.gates = Gates(executor, self, self._claiming)
         self._timers: list[tuple[float, str]] = []
@@ -403,15 +408,27 @@ class Sweeper:
                 pass
 
     async def _look_for_dead(self) -> frozenset[str]:
-        """Owners whose executions may be taken. Looking costs a query, so the answer serves for one heartbeat."""
+        """Owners whose executions may be taken. Looking costs a query, so the answer serves for half a heartbeat: not
+        for a whole one, lest the sweep that comes with the next beat a moment early makes do with the last answer."""
         now = self._executor.clock.monotonic()
         if now >= self._dead_at:
             owners = await self._executor.store.owners()
             self._dead = lease.gone(owners, but=self._executor.owner)
-            self._dead_at = now + self._executor.config.heartbeat_interval
+            living = [owner for owner in owners if owner.id not in self._dead]
+            self._neighbours = lease.neighbours(living, but=self._executor.owner)
+            self._dead_at = now + self._executor.config.heartbeat_interval / 2
             if self._dead:
                 await self._bury(self._dead)
         return self._dead
+
+    async def mind_neighbours(self) -> None:
+        """Sweep as soon as somebody dies on this machine, and not only at the next heartbeat. A look is a few calls of
+        the kernel for each, in real time whatever the clock."""
+        while True:
+            await anyio.sleep(NEIGHBOURS)
+            if any(map(is_dead, self._neighbours)):
+                self._neighbours, self._dead_at = [], -1.0
+                self._executor.stir()
 
     async def _ring(self) -> None:
         """The time has come for something that rests here; what was given back is claimed like anybody's. Nobody else

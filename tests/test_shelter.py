@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
+import sniffio
 
 from longrun.shelter import Shelter
 
@@ -116,3 +117,26 @@ async def test_one_that_is_started_while_all_end_ends_too() -> None:
         shelter.run(last, name="last")
         await began.wait()
         await shelter.close()
+
+
+async def test_a_step_that_leaves_a_scope_open_ends_nobody_else(recwarn: Any) -> None:
+    """On asyncio; trio itself ends a program that does so."""
+    if sniffio.current_async_library() != "asyncio":
+        pytest.skip("trio ends the whole program: no library can keep that from it")
+    going_on, ended = anyio.Event(), anyio.Event()
+
+    async def leaves_open() -> None:
+        anyio.CancelScope().__enter__()
+
+    async def other() -> None:
+        await going_on.wait()
+        ended.set()
+
+    shelter = await standing()
+    shelter.run(other, name="other")
+    shelter.run(leaves_open, name="leaves open")
+    await anyio.wait_all_tasks_blocked()
+    going_on.set()
+    await ended.wait()
+    assert shelter.stands
+    await shelter.close()

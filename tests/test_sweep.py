@@ -22,7 +22,7 @@ from longrun.registry import AD_HOC
 from longrun.stored import Claim, Loaded, Query
 from longrun.sweep import HIDDEN, SHORTEST
 from longrun.testing.samples import create, head, owned
-from tests.crashing import PATIENCE, registry_of
+from tests.crashing import PATIENCE, CrashableExecutor, crash, registry_of
 
 NOW = 100.0
 HEARTBEAT = 5.0
@@ -51,6 +51,23 @@ class Program:
 async def executor(store: MemoryCheckpointStore) -> AsyncIterator[Executor]:
     async with Executor(Program().registry, store=store, config=QUIET) as executor:
         yield executor
+
+
+async def test_a_death_on_this_machine_is_not_waited_for_until_the_next_heartbeat(store: MemoryCheckpointStore) -> None:
+    """I4: heartbeats are an hour apart here, and nothing rings."""
+    first, second = Program(), Program()
+    config = ExecutorConfig(heartbeat_interval=3600.0, lease_ttl=36_000.0)
+    async with Executor(second.registry, store=store, config=config) as living:
+        async with CrashableExecutor(first.registry, store=store, config=config) as dying:
+            await dying.start("work", 1, id="a")
+            await first.begun.wait()
+            living.sweeper._dead_at = -1.0
+            assert await living.sweeper._look_for_dead() == frozenset()
+            await crash(dying)
+        with anyio.fail_after(PATIENCE):
+            await second.begun.wait()
+            second.go.set()
+            assert await (await living.handle("a")).result() == 2
 
 
 async def test_what_a_living_executor_runs_is_left_to_it(store: MemoryCheckpointStore, executor: Executor) -> None:
