@@ -6,18 +6,17 @@ Place in the life of a measurement: where it is asked for, and where its table i
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import machine, plots, results
+from benchmarks import machine, page, plots, results, targets
 from benchmarks.child import MODULES, job_of
-from benchmarks.orders import ALL_STORES
+from benchmarks.orders import ALL_STORES, Job
 from benchmarks.peers.catalogue import Installed
 from benchmarks.places import Places, available
 from benchmarks.results import Row, Trouble
@@ -30,7 +29,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--store", default=",".join(ALL_STORES), help="a comma between names (default: %(default)s)")
     made.add_argument("--rounds", type=int, default=3, help="times each side is measured (default: %(default)s)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    made.add_argument("--page", type=Path, metavar="FILE", help="put the table there, between its two marks")
+    made.add_argument(
+        "--page", type=Path, metavar="FILE", help="put the rows into the table there, between its two marks"
+    )
     made.add_argument("--plots", type=Path, metavar="DIR", help="write charts there (needs matplotlib)")
     made.add_argument("--peers", action="store_true", help="measure other libraries too, as far as installed")
     made.add_argument("--peers-in", type=Path, metavar="DIR", help="where each peer has a virtual environment")
@@ -44,17 +45,43 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     asking = parser()
     asked = asking.parse_args(arguments)
     asked.store = tuple(asked.store.split(","))
-    for unknown in [job for job in asked.jobs if job not in MODULES]:
-        asking.error(f"{unknown!r} is no job; there are {', '.join(MODULES)}")
-    for unknown in [store for store in asked.store if store not in ALL_STORES]:
-        asking.error(f"{unknown!r} is no store; there are {', '.join(ALL_STORES)}")
-    if asked.rounds < 1:
-        asking.error("--rounds must be at least 1")
-    if asked.page is not None and not (asked.page.exists() and results.has_marks(asked.page.read_text())):
-        asking.error(f"{asked.page} has no place for the table: {results.BEGIN} … {results.END}")
-    if asked.plots is not None and importlib.util.find_spec("matplotlib") is None:
-        asking.error("--plots needs matplotlib: pip install 'longrun[bench]'")
+    for reason in refusals(asked):
+        asking.error(reason)
     return asked
+
+
+def refusals(asked: argparse.Namespace) -> Iterator[str]:
+    """Why this cannot be run, or its figures not be kept: known before anything is measured."""
+    for unknown in [job for job in asked.jobs if job not in MODULES]:
+        yield f"{unknown!r} is no job; there are {', '.join(MODULES)}"
+    for unknown in [store for store in asked.store if store not in ALL_STORES]:
+        yield f"{unknown!r} is no store; there are {', '.join(ALL_STORES)}"
+    if asked.rounds < 1:
+        yield "--rounds must be at least 1"
+    looks: dict[str, Callable[[Path], str | None]] = {
+        "json": targets.file_trouble,
+        "page": targets.page_trouble,
+        "plots": targets.plots_trouble,
+        "directory": targets.directory_trouble,
+    }
+    for option, look in looks.items():
+        path = getattr(asked, option)
+        if path is not None and (reason := look(path)) is not None:
+            yield f"--{option}: {reason}"
+
+
+def nothing_left(jobs: Sequence[Job], asked: argparse.Namespace, missing: Mapping[str, str]) -> str:
+    """Why no job is left for any store: those that do not run on what was asked for, and what is not installed."""
+    reasons: dict[str, list[str]] = {}
+    for job in jobs:
+        where = job.runs_on(short=asked.short)
+        if not where:
+            reasons.setdefault("not in the short form", []).append(job.name)
+        elif not set(where) & set(asked.store):
+            form = " in the short form" if asked.short else ""
+            reasons.setdefault(f"on {', '.join(where)} alone{form}", []).append(job.name)
+    told = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return "; ".join(told + [f"{store}: {reason}" for store, reason in missing.items()])
 
 
 def teller(*, quiet: bool) -> Callable[[str], None]:
@@ -79,7 +106,7 @@ def keep(asked: argparse.Namespace, rows: Sequence[Row], troubles: Sequence[Trou
     if asked.json is not None:
         asked.json.write_text(json.dumps(results.as_json(rows, troubles, facts, short=asked.short), indent=1) + "\n")
     if asked.page is not None:
-        asked.page.write_text(results.put_into(asked.page.read_text(), results.markdown(rows, facts)))
+        asked.page.write_text(page.put_into(asked.page.read_text(), rows, facts, tuple(MODULES)))
     if asked.plots is not None:
         plots.draw(rows, asked.plots)
 
@@ -88,9 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and children end with this process
     jobs = [job_of(name) for name in asked.jobs or MODULES]
-    if asked.short:
-        jobs = [job for job in jobs if job.short is not None]
     stores, missing = available(asked.store)
+    if not any(set(stores) & set(job.runs_on(short=asked.short)) for job in jobs):
+        print(f"nothing is left to measure: {nothing_left(jobs, asked, missing)}", file=sys.stderr)
+        return 2
     peers = Installed(asked.peers_in) if asked.peers else None
     with Places(asked.directory) as places:
         facts = {**machine.facts(asked.directory or Path(tempfile.gettempdir())), **places.describe(stores)}

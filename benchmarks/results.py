@@ -149,28 +149,6 @@ def table(rows: Sequence[Row], *, short: bool = False) -> str:
     return "\n".join([padded[0], "-" * max(map(len, padded)), *padded[1:]])
 
 
-def markdown(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
-    """The same table for a page, under what it was taken on."""
-    circumstances = ", ".join(f"{name} {value}" for name, value in machine.items())
-    head = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
-    return "\n".join([circumstances, "", *head, *("| " + " | ".join(cells(row)) + " |" for row in rows)])
-
-
-BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
-"""Between these a page holds the newest table."""
-
-
-def has_marks(page: str) -> bool:
-    return 0 <= page.find(BEGIN) < page.find(END)
-
-
-def put_into(page: str, text: str) -> str:
-    """The page with another table."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
-
-
 def as_json(rows: Sequence[Row], troubles: Sequence[Trouble], machine: Mapping[str, str], *, short: bool) -> Any:
     """Everything that was found, single figures included, for `--json`."""
     return {

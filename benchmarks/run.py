@@ -32,13 +32,12 @@ def run_jobs(
     rows: list[Row] = []
     troubles: list[Trouble] = []
     for job in jobs:
-        wanted = job.short_stores if short else job.stores
-        for store in [one for one in stores if one in wanted]:
+        for store in [one for one in stores if one in job.runs_on(short=short)]:
             measured = _Measured(job, store, short=short, peers=peers)
             with contextlib.ExitStack() as stack:
                 measured.rounds(rounds, places, stack, say)
             troubles += measured.troubles
-            if all(measured.samples[role] for role in job.roles):
+            if all(measured.samples[role] for role in job.sides(short=short)):
                 rows += job.rows(store, measured.samples, measured.sizes)
                 rows += peer_rows(job.name, store, measured.samples, measured.sizes)
     return rows, troubles
@@ -51,7 +50,7 @@ class _Measured:
         self.job, self.store, self.peers = job, store, peers
         self.sizes = job.short if short and job.short is not None else job.full
         others = () if peers is None else peers.roles(job.name, store)
-        self.roles = (*job.roles, *others)
+        self.roles = (*job.sides(short=short), *others)
         self.samples: dict[str, list[Figures]] = {role: [] for role in self.roles}
         self.troubles: list[Trouble] = []
         self._kept: dict[str, str] = {}

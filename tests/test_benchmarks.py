@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 import pytest
 
-from benchmarks import bare, instructions, plots
+from benchmarks import bare, instructions, page, plots
 from benchmarks.__main__ import main
 from benchmarks.child import MODULES, job_of
 from benchmarks.orders import Job
 from benchmarks.peers.catalogue import PEERS, Installed, peer_rows
-from benchmarks.places import Places
-from benchmarks.results import BEGIN, END, Row, Trouble, at_least, at_most, has_marks, put_into, table, value_at_most
+from benchmarks.places import Places, available
+from benchmarks.results import HEAD, Row, Trouble, at_least, at_most, cells, table, value_at_most
 from benchmarks.run import run_jobs
 
 SMALL: dict[str, dict[str, int]] = {
@@ -89,7 +91,9 @@ def test_the_command_prints_a_table_writes_json_and_fails_only_for_a_missed_guar
     assert code == (1 if any(line["ok"] is False for line in found["rows"]) else 0)
     assert found["rows"][0]["ratio"] == pytest.approx(found["rows"][0]["longrun"][0] / found["rows"][0]["other"][0])
     assert {"python", "cores", "file system", "orjson"} <= found["machine"].keys()
-    assert "1 × 300 steps, steps/s" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "1 × 300 steps, steps/s" in told
+    assert "the store alone" not in told  # no goal is on it, and the short form has no time for it
 
 
 @pytest.mark.parametrize("arguments", [["J0"], ["--store", "tape"], ["--rounds", "0"]])
@@ -97,6 +101,123 @@ def test_what_is_not_there_is_refused(arguments: list[str], capsys: pytest.Captu
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert "error" in capsys.readouterr().err
+
+
+# --- nothing to measure, nowhere to keep it -------------------------------------------------------------------------
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *drivers: str) -> None:
+    """As on a machine where these are not installed."""
+    for driver in drivers:
+        monkeypatch.setitem(sys.modules, driver, None)
+    monkeypatch.delitem(sys.modules, "tests.servers", raising=False)  # it was imported with them
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("--short J5 --store sqlite", "J5: on file alone in the short form"),
+        ("--short J6 J9", "J6, J9: not in the short form"),
+        ("--short J5 J6 --store sqlite", "J5: on file alone in the short form; J6: not in the short form"),
+        ("J9 --store file", "J9: on postgres, sqlite alone"),
+    ],
+)
+def test_a_run_that_measures_nothing_says_why_and_fails(
+    arguments: str, reason: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(arguments.split()) == 2
+
+    told = capsys.readouterr()
+    assert told.err == f"nothing is left to measure: {reason}\n"
+    assert told.out == ""
+
+
+def test_a_run_whose_drivers_are_all_missing_names_each_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    without(monkeypatch, "psycopg", "redis")
+
+    assert main(["J1", "--store", "postgres,redis"]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "postgres: its driver psycopg cannot be imported: pip install" in line
+    assert "redis: its driver redis cannot be imported: pip install" in line
+
+
+def test_each_store_that_is_missing_names_its_own_driver(monkeypatch: pytest.MonkeyPatch):
+    without(monkeypatch, "psycopg", "redis")
+
+    stores, missing = available(("sqlite", "postgres", "redis", "valkey"))
+
+    assert stores == ("sqlite",)
+    assert {store: reason.partition(" cannot be imported: pip install ")[0] for store, reason in missing.items()} == {
+        "postgres": "its driver psycopg",
+        "redis": "its driver redis",
+        "valkey": "its driver redis",
+    }
+
+
+def test_a_store_whose_driver_is_there_says_what_its_server_needs(monkeypatch: pytest.MonkeyPatch):
+    """`tests/servers.py` imports all drivers: without psycopg no server of Redis is run either."""
+    without(monkeypatch, "psycopg")
+
+    _, missing = available(("redis",))
+
+    assert missing["redis"].startswith("tests/servers.py, which runs its server, needs psycopg: pip install ")
+
+
+@pytest.mark.parametrize(
+    ("option", "target", "reason"),
+    [
+        ("--json", "nowhere/x.json", "nowhere is no directory"),
+        ("--json", "", "is a directory"),
+        ("--page", "nowhere/x.md", "cannot be read"),
+        ("--page", "", "cannot be read"),
+        ("--page", "binary.md", "cannot be read"),
+        ("--page", "plain.md", "has no place for the table"),
+        ("--plots", "plain.md", "plain.md is no directory"),
+        ("--plots", "plain.md/below", "plain.md is no directory"),
+        ("--directory", "nowhere", "nowhere is no directory"),
+        ("--directory", "plain.md", "plain.md is no directory"),
+    ],
+)
+def test_where_nothing_can_be_kept_is_refused_before_anything_is_measured(
+    option: str,
+    target: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    if option == "--plots":
+        pytest.importorskip("matplotlib")
+    tmp_path.joinpath("plain.md").write_text("# No marks\n")
+    tmp_path.joinpath("binary.md").write_bytes(b"\xff\xfe")
+    monkeypatch.setattr("benchmarks.__main__.run_jobs", lambda *_, **__: pytest.fail("it measured"))
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["J1", "--store", "sqlite", option, str(tmp_path / target)])
+
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"error: {option}: " in last
+    assert reason in last
+
+
+def test_figures_go_where_they_can_be_kept_and_charts_into_directories_that_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("benchmarks.__main__.run_jobs", lambda *_, **__: ([row(goal=at_least(0.4))], []))
+    kept, drawn = tmp_path / "x.json", tmp_path / "new" / "plots"
+
+    code = main(["J1", "--store", "sqlite", "--json", str(kept), "--plots", str(drawn), "--directory", str(tmp_path)])
+
+    assert code == 0
+    assert json.loads(kept.read_text())["rows"][0]["ratio"] == 0.5
+    assert drawn.joinpath("ratios.svg").exists()
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_ratio_is_the_median_of_the_rounds():
@@ -133,15 +254,109 @@ def test_a_missed_goal_stands_out_in_the_table():
     assert " ok " in lines[3]
 
 
-def test_a_page_gets_the_newest_table_and_keeps_the_rest():
-    page = f"# Before\n{BEGIN}\nold\n{END}\nafter\n"
+# --- the page -------------------------------------------------------------------------------------------------------
 
-    once = put_into(page, "new")
+EMPTY = f"# Before\n{page.BEGIN}\nold\n{page.END}\nafter\n"
 
-    assert has_marks(page)
-    assert not has_marks("# Before\n")
-    assert once == f"# Before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
-    assert put_into(once, "new") == once
+
+def put(text: str, *rows: Row, python: str = "3.11") -> str:
+    return page.put_into(text, rows, {"python": python, "cores": "2"}, tuple(MODULES))
+
+
+def lines_of(text: str) -> list[tuple[str, ...]]:
+    """Job, store, what and longrun's figure of each line of a page's table."""
+    _, _, held = text.partition(page.BEGIN)
+    return [tuple(line[2:].split(" | ")[:4]) for line in held.splitlines() if line.startswith("| J")]
+
+
+def test_a_page_gets_the_table_and_keeps_what_is_around_it():
+    once = put(EMPTY, row())
+
+    assert page.has_marks(EMPTY)
+    assert not page.has_marks("# Before\n")
+    assert once == "\n".join(
+        [
+            f"# Before\n{page.BEGIN}\n",
+            "python 3.11, cores 2\n",
+            f"| {' | '.join(HEAD)} |",
+            "|" + "---|" * len(HEAD),
+            f"| {' | '.join(cells(row()))} |",
+            f"\n{page.END}\nafter\n",
+        ]
+    )
+    assert put(once, row()) == once
+
+
+def test_a_run_of_some_jobs_replaces_their_rows_and_keeps_the_others_in_the_order_of_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """J2 was measured on one store, where it now has another row; nothing else on the page is touched."""
+    old = [row(job="J5", store=""), row(job="J5"), row(job="J2", store="file"), row(job="J2"), row(job="J1x10"), row()]
+    target = tmp_path / "page.md"
+    target.write_text(put(EMPTY, *old))
+    new = [row(job="J2", ours=(70.0,)), row(job="J2", what="memory", ours=(80.0,))]
+    monkeypatch.setattr("benchmarks.__main__.run_jobs", lambda *_, **__: (new, []))
+
+    assert main(["J2", "--store", "sqlite", "--page", str(target)]) == 0
+
+    assert lines_of(target.read_text()) == [
+        ("J1", "sqlite", "steps, steps/s", "50"),
+        ("J1x10", "sqlite", "steps, steps/s", "50"),
+        ("J2", "sqlite", "steps, steps/s", "70"),
+        ("J2", "sqlite", "memory, steps/s", "80"),
+        ("J2", "file", "steps, steps/s", "50"),
+        ("J5", "sqlite", "steps, steps/s", "50"),
+        ("J5", "", "steps, steps/s", "50"),
+    ]
+
+
+def test_rows_that_stay_keep_their_cells_as_they_stand():
+    kept = row(bare_name="burr", goal=at_least(0.9), durable="WAL, FULL", note="a note")
+    line = f"| {' | '.join(cells(kept))} |"
+
+    assert line in put(put(EMPTY, kept), row(job="J2")).splitlines()
+
+
+def test_the_page_says_which_rows_are_of_another_run():
+    """The line without names is about all that no other line names; a row that is measured again changes its line."""
+    first = put(EMPTY, row(), row(job="J2"), row(job="J5", store=""))
+
+    second = put(first, row(job="J2"), row(job="J5", store=""), python="3.12")
+    third = put(second, row(job="J2"), python="3.13")
+    last = put(third, row(), row(job="J2"), row(job="J5", store=""), python="3.14")
+
+    assert circumstances(first) == ["python 3.11, cores 2"]
+    assert circumstances(second) == ["python 3.11, cores 2", "J2 sqlite, J5: python 3.12, cores 2"]
+    assert circumstances(third)[1:] == ["J5: python 3.12, cores 2", "J2 sqlite: python 3.13, cores 2"]
+    assert circumstances(last) == ["python 3.14, cores 2"]
+
+
+def circumstances(text: str) -> Sequence[str]:
+    return [line for line in text.splitlines() if "cores" in line]
+
+
+def test_a_run_whose_measurements_all_failed_leaves_the_page_alone():
+    assert put(EMPTY) == EMPTY
+
+
+def test_a_line_that_strayed_into_the_table_does_not_stay():
+    once = put(EMPTY, row())
+    strayed = once.replace(f"\n\n{page.END}", f"\n| J6 | 100,000 parked executions |\n\n{page.END}")
+    assert "parked" in strayed
+
+    assert "parked" not in put(strayed, row(job="J2"))
+
+
+def test_the_table_of_the_documentation_holds_rows_of_jobs_alone():
+    text = Path(__file__).parent.parent.joinpath("docs", "performance.md").read_text()
+    held = text.partition(page.BEGIN)[2].partition(page.END)[0]
+
+    assert page.has_marks(text)
+    assert {line.count(" | ") for line in held.splitlines() if line.startswith("| J")} == {len(HEAD) - 1}
+    assert {line[0] for line in lines_of(text)} == set(MODULES)
+
+
+# --- what ratios are taken against ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("store", ["file", "sqlite"])
