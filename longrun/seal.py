@@ -40,6 +40,7 @@ KeySource: TypeAlias = Callable[[str | None], tuple[str, bytes]]
 _HEAD = struct.Struct(">BBIQ")
 _NONCE = 12
 _KEY = 32
+_GIVEN = f"an id (str) and a key of {_KEY} bytes"
 _LAST_VERSION = 8
 """First bytes up to here belong to frames, of this version or of later ones; JSON's white space starts behind it."""
 
@@ -60,6 +61,7 @@ class Seal:
             raise ConfigError("compress_over", compress_over, "a number of bytes, or None for no compression")
         if limit < 1:
             raise ConfigError("limit", limit, "a number of bytes above 0")
+        _check_callable(key)
         self._compress_over = compress_over
         self._key = key
         self._allow_plain = allow_plain
@@ -192,15 +194,22 @@ def _cryptography() -> tuple[Any, type[Exception]]:
     return AESGCM, InvalidTag
 
 
+def _check_callable(key: object) -> None:
+    if key is not None and not callable(key):
+        expected = f"give a callable that takes a key's id or None and returns {_GIVEN}"
+        raise ConfigError("key", "<hidden>", expected)
+
+
 def _ask(source: KeySource, key_id: str | None) -> tuple[bytes, bytes]:
     """A key's id, as it is stored, and its bytes. An error here must not show the key."""
-    given, key = source(key_id)
-    stored_id = given.encode()
+    match source(key_id):
+        case (str() as given, bytes() | bytearray() | memoryview() as key) if len(key) == _KEY:
+            stored_id = given.encode()
+        case _:
+            raise ConfigError("key", "<hidden>", f"the callable must return {_GIVEN}")
     if len(stored_id) > 255:
         raise ConfigError("key", "<hidden>", "its id must be at most 255 bytes long")
-    if len(key) != _KEY:
-        raise ConfigError("key", "<hidden>", f"the callable must give an id and a key of {_KEY} bytes")
-    return stored_id, key
+    return stored_id, bytes(key)
 
 
 def _bound(flags: int, length: int, key_id: bytes, context: str) -> bytes:

@@ -25,7 +25,9 @@ from longrun import (
     NotStorableError,
     RetentionPolicy,
     RetryPolicy,
+    SQLiteCheckpointStore,
     StepRegistry,
+    StoreSettingsError,
     UnknownStepError,
     UnknownWorkflowError,
     open_store,
@@ -245,6 +247,43 @@ async def test_metadata_is_json(registry, value):
     async with Executor(registry, store=MemoryCheckpointStore()) as executor:
         with pytest.raises(NotStorableError, match=r"metadata\['key'\]"):
             await executor.start("work", 1, metadata={"key": value})
+
+
+@pytest.mark.parametrize("path", [None, 5, b"a.db", "", "a\0b"], ids=repr)
+def test_what_is_no_path_is_no_sqlite_store(path):
+    with pytest.raises(StoreSettingsError, match="give the path of a file") as caught:
+        SQLiteCheckpointStore(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("timeout", ["3", -1, None, True, float("nan"), float("inf")], ids=repr)
+def test_sqlite_waits_for_a_number_of_seconds(tmp_path, timeout):
+    with pytest.raises(ConfigError, match="timeout="):
+        SQLiteCheckpointStore(tmp_path / "a.db", timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("sqlite:///q.db?timeout=3", r"takes no parameters.*timeout=.* as an argument"),
+        ("sqlite:///{}/q.db?mode=ro&cache=shared", "takes no parameters"),
+        ("sqlite:///:memory:", "a store in memory is memory:"),
+        ("sqlite:////:memory:", "a store in memory is memory:"),
+    ],
+)
+def test_an_sqlite_url_of_other_programs_makes_no_file(tmp_path, monkeypatch, url, word):
+    """It would be a file of that literal name."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreSettingsError, match=word) as caught:
+        open_store(url.format(tmp_path))
+    assert len(str(caught.value).splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_sqlite_file_may_have_a_question_mark_in_its_name(tmp_path):
+    for path in (f"{tmp_path}/what?.db", tmp_path / "q.db?timeout=3"):
+        async with SQLiteCheckpointStore(path):
+            assert Path(path).exists()
 
 
 PROGRAM = """

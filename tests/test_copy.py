@@ -29,6 +29,7 @@ from longrun import (
     StepContext,
     StepRegistry,
     StoreError,
+    StoreSettingsError,
     StoreUnavailableError,
     WaitFor,
     open_store,
@@ -377,6 +378,25 @@ async def test_another_execution_of_the_same_id_is_not_touched() -> None:
         assert list(report.skipped) == ["same"]
         async with Client(target) as client:
             assert await client.handle("same").result() == 103
+
+
+async def test_stores_may_be_given_by_their_urls(tmp_path: Path) -> None:
+    house = Household()
+    here, there = f"file:{tmp_path / 'a'}", f"sqlite:///{tmp_path / 'b.db'}"
+    with anyio.fail_after(PATIENCE):
+        await house.move_in(open_store(here))
+        assert set((await copy_store(here, there)).copied) == house.ids
+        async with open_store(there) as store:
+            assert {stored.definition.id for stored in await store.find(Query())} == house.ids
+
+
+@pytest.mark.parametrize("bad", [None, "nowhere", Path("a"), "ftp://x"], ids=repr)
+async def test_what_names_no_store_is_refused_before_anything_is_touched(tmp_path: Path, bad: Any) -> None:
+    there = tmp_path / "b"
+    for source, target in ((bad, f"file:{there}"), (f"file:{there}", bad)):
+        with pytest.raises(StoreSettingsError, match=r"use one of|a URL is needed"):
+            await copy_store(source, target)
+    assert not there.exists()
 
 
 async def test_a_store_is_not_copied_to_itself(sqlite: Make) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -14,6 +15,9 @@ from hypothesis import strategies as st
 from longrun import seal as seal_module
 from longrun.errors import ConfigError, CorruptDataError, MissingExtraError, NewerFormatError, TooLargeError
 from longrun.seal import COMPRESSED, ENCRYPTED, VERSION, Seal
+from longrun.stores.memory import MemoryBackend
+from longrun.stores.store import CheckpointStore
+from longrun.testing.samples import create
 
 OLD, NEW = os.urandom(32), os.urandom(32)
 PLACE = "job-1/7"
@@ -284,6 +288,37 @@ def test_keys_appear_in_no_repr_and_no_error():
 def test_a_key_id_that_is_too_long_is_refused():
     with pytest.raises(ConfigError, match="255"):
         Seal(key=lambda name: ("x" * 256, NEW)).wrap(b"{}", PLACE)
+
+
+@pytest.mark.parametrize("key", ["notcallable", NEW, ("id", NEW)], ids=["text", "bytes", "pair"])
+def test_a_key_that_cannot_be_called_is_refused_and_not_shown(key: Any):
+    with pytest.raises(ConfigError, match="a callable that takes a key's id or None and returns") as caught:
+        Seal(key=key)
+    assert str(key) not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [NEW, NEW[:2], None, "id", ("id",), ("id", NEW, 1), (b"id", NEW), (None, NEW), ("id", "x" * 32), ("id", None), 5],
+    ids=lambda given: type(given).__name__,
+)
+def test_a_callable_that_gives_no_id_and_key_is_told_what_to_give(given: Any):
+    """The first is the likely mistake: `lambda id: KEY`."""
+    seal = Seal(key=lambda name: given)
+    stored = Seal(key=Keys()).wrap(b"{}", PLACE)
+    for call in (lambda: seal.wrap(b"{}", PLACE), lambda: seal.unwrap(stored, PLACE)):
+        with pytest.raises(ConfigError, match=r"an id \(str\) and a key of 32 bytes") as caught:
+            call()
+        assert repr(NEW)[2:10] not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+async def test_a_store_tells_what_its_key_must_be():
+    key: Any = lambda name: NEW  # noqa: E731 -- as somebody writes it who forgot the id
+    async with CheckpointStore(MemoryBackend(), seal=Seal(key=key)) as store:
+        with pytest.raises(ConfigError, match="32 bytes"):
+            await store.create(create("a"))
 
 
 @pytest.mark.parametrize("bad", [{"compress_over": -1}, {"limit": 0}])

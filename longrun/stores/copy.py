@@ -31,6 +31,7 @@ from longrun.life import LifeLock
 from longrun.queues import Gate, new_record, records
 from longrun.records import ExecutionState
 from longrun.stored import Boundary, Claim, Create, Head, Loaded, Message, Owner, Query, Save
+from longrun.stores import open_store
 from longrun.stores.store import CheckpointStore
 
 State = ExecutionState
@@ -62,22 +63,23 @@ class CopyReport:
 
 
 async def copy_store(
-    source: CheckpointStore, target: CheckpointStore, *, progress: Callable[[str], object] | None = None
+    source: CheckpointStore | str, target: CheckpointStore | str, *, progress: Callable[[str], object] | None = None
 ) -> CopyReport:
     """Carry every execution of `source` to `target` with its history, messages and progress inside its step, and the
-    limits of queues; then compare the two. Both are opened for the time it takes.
+    limits of queues; then compare the two. Both are stores or their URLs, and opened for the time it takes.
 
     Unfinished executions stay behind paused and held; what a living process runs is left where it is. What is submitted
     to the source meanwhile may be missed: run it again. A difference found at the end raises `StoreError`; the source
     keeps everything.
     """
-    async with source, target:
+    here, there = (one if isinstance(one, CheckpointStore) else open_store(one) for one in (source, target))
+    async with here, there:
         lock = LifeLock.acquire()
         try:
-            return await _Copy(source, target, lock, progress).run()
+            return await _Copy(here, there, lock, progress).run()
         finally:
             with anyio.CancelScope(shield=True):
-                await _sign_off(source, lock)
+                await _sign_off(here, lock)
 
 
 async def _sign_off(source: CheckpointStore, lock: LifeLock) -> None:

@@ -19,8 +19,9 @@ from longrun.records import ExecutionState
 from longrun.seal import Seal
 from longrun.stored import Boundary, Claim, Create, Definition, Head, Loaded, Message, Owner, Query, Save, Stored, Write
 from longrun.stores._redis import encode, wire
+from longrun.stores._redis.address import own_options
 from longrun.stores._redis.finding import Finder
-from longrun.stores._redis.link import Link, Options
+from longrun.stores._redis.link import Link, Options, is_seconds
 from longrun.stores._redis.reading import Reader
 from longrun.stores._redis.watching import Watch
 from longrun.stores.base import Answer, StoreBackend
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 DELETED = 100
 """Executions that one call removes."""
+LONGEST_TTL = 1e12
+"""Seconds. The server counts milliseconds, and has no number for much more."""
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
 
@@ -53,13 +56,9 @@ class RedisBackend(StoreBackend):
         options: Options | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if not _PREFIX.fullmatch(prefix):
-            raise ConfigError("prefix", prefix, "use 1 to 100 letters, digits and _ . : -")
-        if finished_ttl is not None and not finished_ttl > 0:
-            raise ConfigError("finished_ttl", finished_ttl, "use seconds above 0, or None to keep what is finished")
-        self._ttl = "" if finished_ttl is None else str(max(1, round(finished_ttl * 1000)))
+        self._ttl = _checked_ttl(finished_ttl)
         self._clock = clock
-        self._prefix = prefix
+        self._prefix = _checked_prefix(prefix)
         self._link = Link(url_or_client, prefix, options or Options())
         self._reader, self._finder, self._watch = Reader(self._link), Finder(self._link), Watch(self._link)
         self._number = 0
@@ -283,7 +282,8 @@ class RedisCheckpointStore(CheckpointStore):
     Give a URL (`redis://`, `rediss://`, `unix://`) or a client of redis-py, which is then yours to close. `prefix`
     keeps several stores on one server apart. `finished_ttl` removes executions that many seconds after they finished;
     without it they stay until `gc` or `delete`. What waits, is paused or runs never expires. `timeout` and
-    `connect_timeout` are seconds, and `max_connections` bounds the pool; a client brings its own.
+    `connect_timeout` are seconds, and `max_connections` bounds the pool; a client brings its own. A URL may hold these
+    too (`redis://host?prefix=jobs&finished_ttl=86400`), and counts where the argument is left at its default.
 
     The server decides what an acknowledged write is worth: with `appendonly yes` and `appendfsync always` it is on its
     disk. With less, or with a `maxmemory-policy` other than `noeviction`, writes can be lost, and opening the store
@@ -303,9 +303,38 @@ class RedisCheckpointStore(CheckpointStore):
         seal: Seal | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        options = Options(timeout=timeout, connect_timeout=connect_timeout, max_connections=max_connections)
-        backend = RedisBackend(url_or_client, prefix=prefix, finished_ttl=finished_ttl, options=options, clock=clock)
-        super().__init__(backend, seal=seal)
+        given: dict[str, Any] = {
+            "prefix": prefix,
+            "finished_ttl": finished_ttl,
+            "timeout": timeout,
+            "connect_timeout": connect_timeout,
+            "max_connections": max_connections,
+        }
+        if isinstance(url_or_client, str):
+            url_or_client, own = own_options(url_or_client)
+            given |= {name: value for name, value in own.items() if given[name] == _DEFAULTS[name]}
+        ours = {name: given.pop(name) for name in ("prefix", "finished_ttl")}
+        super().__init__(RedisBackend(url_or_client, **ours, options=Options(**given), clock=clock), seal=seal)
+
+
+_DEFAULTS: Any = RedisCheckpointStore.__init__.__kwdefaults__
+"""What its arguments are when nobody gives them."""
+
+
+def _checked_prefix(prefix: object) -> str:
+    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+        raise ConfigError("prefix", prefix, "use 1 to 100 letters, digits and _ . : -")
+    return prefix
+
+
+def _checked_ttl(seconds: float | None) -> str:
+    """In milliseconds, as the scripts take it; empty for what is kept."""
+    if seconds is None:
+        return ""
+    if not is_seconds(seconds) or seconds > LONGEST_TTL:
+        expected = f"use seconds above 0, up to {LONGEST_TTL:g}, or None to keep what is finished"
+        raise ConfigError("finished_ttl", seconds, expected)
+    return str(max(1, round(seconds * 1000)))
 
 
 def _claim_arguments(claim: Claim) -> list[Any]:

@@ -284,6 +284,37 @@ def test_somebody_elses_tables_are_left_alone(server_url: str, postgres_schema: 
         assert tables.fetchall() == [("messages",)]
 
 
+OURS = "version integer PRIMARY KEY, name text NOT NULL, applied timestamptz NOT NULL DEFAULT clock_timestamp()"
+
+
+@pytest.mark.parametrize(
+    ("tables", "named"),
+    [
+        ({"longrun_version": "mine text"}, "longrun_version"),
+        ({"longrun_version": "version text, name text, applied timestamptz"}, "longrun_version"),
+        ({"longrun_version": "version integer"}, "longrun_version"),
+        ({"longrun_version": OURS, "heads": "mine text"}, "heads"),
+        ({"longrun_version": "mine text", "heads": "mine text"}, "longrun_version"),
+    ],
+)
+def test_a_version_table_that_is_somebody_elses_is_told(
+    server_url: str, postgres_schema: str, tables: dict[str, str], named: str
+) -> None:
+    for name, columns in tables.items():
+        execute(server_url, f"CREATE TABLE {postgres_schema}.{name} ({columns})")
+    with pytest.raises(StoreSettingsError, match=rf"a table '{named}' that is not longrun's; give another schema="):
+        PostgresBackend(server_url, schema=postgres_schema).open()
+    with psycopg.connect(server_url) as connection:
+        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (postgres_schema,))
+        assert {name for (name,) in found} == set(tables)
+
+
+def test_an_empty_version_table_of_ours_is_filled(server_url: str, postgres_schema: str) -> None:
+    execute(server_url, f"CREATE TABLE {postgres_schema}.longrun_version ({OURS})")
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        created(backend, create("a"))
+
+
 def test_a_schema_that_lost_a_table_is_refused(server_url: str, postgres_schema: str) -> None:
     with opened(PostgresBackend(server_url, schema=postgres_schema)):
         pass

@@ -21,6 +21,7 @@ TABLES = (
     "quarantine",
 )
 VERSION_TABLE = "longrun_version"
+VERSION_COLUMNS = {"version": "integer", "name": "text", "applied": "timestamp with time zone"}
 
 
 def migrate(connection: psycopg.Connection[Any], queries: Queries) -> None:
@@ -52,19 +53,26 @@ def _version(connection: psycopg.Connection[Any], queries: Queries, newest: int)
     """The newest migration that was applied; None where nothing of ours is there yet."""
     there = _relations(connection, queries.schema)
     if VERSION_TABLE not in there:
-        taken = sorted(there.intersection(TABLES))
-        if taken:
-            problem = f"schema {queries.schema!r} has a table {taken[0]!r} that is not longrun's; give another schema="
-            raise StoreSettingsError(KIND, problem)
+        _refuse_foreign(there.intersection(TABLES), queries.schema)
         return None
+    if not VERSION_COLUMNS.items() <= _columns(connection, queries.schema).items():
+        _refuse_foreign({VERSION_TABLE}, queries.schema)
     row = connection.execute(f"SELECT max(version) FROM {queries.quoted}.{VERSION_TABLE}".encode()).fetchone()
     version = row[0] if row else None
-    if version is not None and version > newest:
+    if version is None:  # tables of ours come with their version, in one transaction
+        _refuse_foreign(there.intersection(TABLES), queries.schema)
+    elif version > newest:
         raise NewerFormatError(f"schema {queries.schema!r}", version, newest)
     missing = sorted(set(TABLES) - there) if version == newest else []
     if missing:
         raise StoreSettingsError(KIND, f"schema {queries.schema!r} has lost its table {missing[0]!r}")
     return version or 0
+
+
+def _refuse_foreign(tables: set[str], schema: str) -> None:
+    for name in sorted(tables):
+        problem = f"schema {schema!r} has a table {name!r} that is not longrun's; give another schema="
+        raise StoreSettingsError(KIND, problem)
 
 
 def _relations(connection: psycopg.Connection[Any], schema: str) -> set[str]:
@@ -74,6 +82,17 @@ def _relations(connection: psycopg.Connection[Any], schema: str) -> set[str]:
         (schema, [*TABLES, VERSION_TABLE]),
     )
     return {row[0] for row in rows}
+
+
+def _columns(connection: psycopg.Connection[Any], schema: str) -> dict[str, str]:
+    """Those of the table of versions, with their types."""
+    rows = connection.execute(
+        "SELECT a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_attribute a"
+        " JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped",
+        (schema, VERSION_TABLE),
+    )
+    return dict(rows.fetchall())
 
 
 def _begin(connection: psycopg.Connection[Any], queries: Queries) -> None:

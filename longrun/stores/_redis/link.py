@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.resources
+import math
 import os
 import re
 import time
@@ -16,9 +17,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-from attrs import frozen
+from attrs import Attribute, field, frozen
 
-from longrun.errors import MissingExtraError, StoreError, StoreSettingsError, StoreUnavailableError
+from longrun.errors import ConfigError, MissingExtraError, StoreError, StoreSettingsError, StoreUnavailableError
+from longrun.stores._redis.address import check_parameters
 
 if TYPE_CHECKING:
     import redis
@@ -63,13 +65,27 @@ def script(name: str) -> tuple[str, str]:
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
+def is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _check_seconds(_: Options, attribute: Attribute[Any], value: object) -> None:
+    if not is_seconds(value):
+        raise ConfigError(attribute.name, value, "use seconds above 0")
+
+
+def _check_count(_: Options, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(attribute.name, value, f"use a whole number of at least {LEAST}")
+
+
 @frozen(kw_only=True)
 class Options:
     """How to connect when a URL is given; a client brings its own."""
 
-    timeout: float = 5.0
-    connect_timeout: float = 5.0
-    max_connections: int = 16
+    timeout: float = field(default=5.0, validator=_check_seconds)
+    connect_timeout: float = field(default=5.0, validator=_check_seconds)
+    max_connections: int = field(default=16, validator=_check_count)
 
 
 @frozen(kw_only=True)
@@ -107,6 +123,10 @@ class Link:
         self.name = os.urandom(8).hex()
         self.server = Server(name="Redis or Valkey", version="")
         self._own = isinstance(url_or_client, str)
+        if not isinstance(url_or_client, str | self._driver.Redis):
+            raise StoreSettingsError(
+                "Redis", "give it a URL or a client of redis-py, redis.Redis and not redis.asyncio"
+            )
         self._kept: list[Any] = []
         """Connections that nobody uses at the moment; the pool counts them as given away."""
         self._most_kept = min(KEPT, options.max_connections - 2)  # the watcher needs one, and so do plain commands
@@ -127,6 +147,7 @@ class Link:
         try:
             if not url.startswith("unix:") and not _DATABASE.fullmatch(urlsplit(url).path):
                 raise ValueError("the driver would take the first database")
+            check_parameters(url, self._driver)
             pool = self._driver.BlockingConnectionPool.from_url(
                 url,
                 max_connections=options.max_connections,

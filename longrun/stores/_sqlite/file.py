@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import sqlite3
 import stat
 import threading
@@ -26,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longrun.errors import (
+    ConfigError,
     CorruptDataError,
     LongrunError,
     NewerFormatError,
@@ -46,6 +48,7 @@ WAL_LIMIT = 64 << 20
 _FULL = sqlite3.SQLITE_FULL
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_PARAMETERS = re.compile(r"\?\w+=")
 _locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
@@ -104,13 +107,34 @@ def _forget_locks() -> None:
 os.register_at_fork(after_in_child=_forget_locks)
 
 
+def _checked_name(path: object) -> str:
+    """The path as text. A text that other programs take for more than a path is refused: it would be a file's name."""
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise StoreSettingsError(KIND, f"give the path of a file, and not {path!r}")
+    if os.path.basename(name) == ":memory:":
+        raise StoreSettingsError(KIND, "a store in memory is memory: or MemoryCheckpointStore()")
+    if isinstance(path, str) and _PARAMETERS.search(name):
+        problem = "its URL takes no parameters: write sqlite:///PATH, and give timeout= and others as an argument"
+        raise StoreSettingsError(KIND, problem)
+    return name
+
+
+def _checked_timeout(seconds: object) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= threading.TIMEOUT_MAX:
+        raise ConfigError("timeout", seconds, "give seconds of at least 0")
+    return seconds
+
+
 class DatabaseFile:
     """One database file: `prepare` once, then `connect` as often as needed, then `close`."""
 
     def __init__(self, path: str | os.PathLike[str], timeout: float) -> None:
-        self.path = Path(os.path.abspath(os.fspath(path)))  # not resolve(): a symbolic link is refused, not followed
+        self.path = Path(
+            os.path.abspath(_checked_name(path))
+        )  # not resolve(): a symbolic link is refused, not followed
         self._name = str(self.path)
-        self.timeout = timeout
+        self.timeout = _checked_timeout(timeout)
         self.lock: FileLock | None = None
         self._place: tuple[int, int] | None = None
 
