@@ -6,7 +6,7 @@ What nobody alive owns, a client claims for the moment it takes to obey a reques
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +16,10 @@ import anyio.from_thread
 from longrun.clock import Clock
 from longrun.desk import check_name
 from longrun.errors import ConfigError
+from longrun.events import ExecutionEvent
 from longrun.handle import ExecutionHandle
 from longrun.office import Office
-from longrun.records import ExecutorConfig
+from longrun.records import ExecutorConfig, check_id
 from longrun.registry import StepRegistry, Workflow
 from longrun.stored import RECORDS
 from longrun.stores import open_store
@@ -44,7 +45,7 @@ class Client(Office):
             store = open_store(store)
         super().__init__(StepRegistry(), store, config or ExecutorConfig(auto_resume=False), clock, strict=False)
         self.takes_work = False
-        self.watch = Watch.of(telemetry)
+        self.telemetry = Watch.of(telemetry)
 
     def find_workflow(self, workflow: Any) -> Workflow:
         """By its name alone: whoever first runs it gives it its steps."""
@@ -54,6 +55,10 @@ class Client(Office):
 
     def handle(self, id: str) -> ExecutionHandle:
         return ExecutionHandle(self, id)
+
+    def watch(self, id: str) -> AsyncIterator[ExecutionEvent]:
+        """The events of an execution from now on, wherever it runs, until it ends."""
+        return self.events_of(check_id(id))
 
 
 class _Blocking:

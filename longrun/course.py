@@ -29,7 +29,7 @@ from longrun.errors import (
 )
 from longrun.events import EventType
 from longrun.loops import Waiter
-from longrun.records import ExecutionState, RetryPolicy
+from longrun.records import FOREVER, ExecutionState, RetryPolicy
 from longrun.registry import Directive, Finish, Goto, Repeat, Sleep, Step, WaitFor
 from longrun.snapshot import Snapshot
 from longrun.stored import Boundary, Message, crossed
@@ -52,8 +52,6 @@ GIVES_UP = (
     UnsupportedInProcessError,
 )
 """Errors of the program, not of the moment: another attempt would end in the same way."""
-FOREVER = 253_402_300_799.0
-"""The last second of the year 9999, which is as far as a datetime goes."""
 
 
 class Course:

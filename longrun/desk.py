@@ -6,6 +6,7 @@ Place in the life of an execution: start, and whenever somebody looks.
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,12 @@ import attrs
 from longrun import chance, codec, views
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import ConfigError, CorruptDataError, ExecutionNotFoundError, InvalidStateError
-from longrun.records import Checkpoint, Execution, ExecutionState, Progress, StepRecord, check_id
+from longrun.records import FOREVER, Checkpoint, Execution, ExecutionState, Progress, StepRecord, check_id
 from longrun.registry import StepRegistry, Workflow
 from longrun.snapshot import Snapshots, decode_state
 from longrun.stored import TRACE, Boundary, Create, Definition, Head, Loaded, Query, shown_metadata
 from longrun.stores.store import CheckpointStore
+from longrun.stranded import living, may_be_stranded, stranded
 
 if TYPE_CHECKING:
     from longrun.eta import Forecaster
@@ -30,6 +32,9 @@ UNCHANGED: Any = type("Unchanged", (), {"__repr__": lambda self: "..."})()
 """The default of `state=`: leave it as it is. `None` is a state like any other."""
 
 
+LARGEST_PAGE = 1_000_000
+
+
 class Desk:
     """Reads and creates executions in a store."""
 
@@ -38,8 +43,7 @@ class Desk:
         self._known = registry
         self.clock = clock
         self._forecaster: Forecaster | None = None
-        self.watch: Watch | None = None
-        """Telemetry, if there is any."""
+        self.telemetry: Watch | None = None
 
     @property
     def forecaster(self) -> Forecaster:
@@ -57,7 +61,10 @@ class Desk:
             loaded = await self.store.load(check_id(id))
         except CorruptDataError as error:
             return await self._unreadable(id, error)
-        return await self.view(loaded, self.live_progress(id))
+        found = await self.view(loaded, self.live_progress(id))
+        if found.reason is None and may_be_stranded(loaded.head):
+            return attrs.evolve(found, reason=stranded(loaded.definition, loaded.head, await living(self.store)))
+        return found
 
     def live_progress(self, id: str) -> Progress | None:
         """How far the step in flight is, if it runs here."""
@@ -98,13 +105,13 @@ class Desk:
         `after` is the last one of the page before: the `Execution`, which may have been deleted since, or its id."""
         query = Query(
             states=check_states(state),
-            workflows=None if workflow is None else frozenset([workflow] if isinstance(workflow, str) else workflow),
-            queue=queue,
-            parent_id=parent_id,
-            metadata=dict(metadata or {}),
-            text=text,
-            created_after=None if created_after is None else created_after.timestamp(),
-            created_before=None if created_before is None else created_before.timestamp(),
+            workflows=_names("workflow", workflow),
+            queue=None if queue is None else check_name("queue", queue),
+            parent_id=None if parent_id is None else check_id(parent_id),
+            metadata=_filter(metadata),
+            text=None if text is None else _text(text),
+            created_after=_moment("created_after", created_after),
+            created_before=_moment("created_before", created_before),
             after=None if after is None else await self._position(after),
             limit=check_limit(limit),
         )
@@ -177,7 +184,7 @@ class Desk:
         return create(self._traced(definition), head, state, Any if step is None else step.state_type)
 
     def _traced(self, definition: Definition, origin: str | None = None) -> Definition:
-        trace = None if self.watch is None else self.watch.creating(definition, origin)
+        trace = None if self.telemetry is None else self.telemetry.creating(definition, origin)
         if trace is None:
             return definition
         return attrs.evolve(definition, metadata={**definition.metadata, TRACE: trace})
@@ -188,8 +195,8 @@ class Desk:
         try:
             created = await self.store.create(made)
         finally:
-            if self.watch is not None:
-                self.watch.created(made.definition, created)
+            if self.telemetry is not None:
+                self.telemetry.created(made.definition, created)
         return created
 
     async def forked(
@@ -293,9 +300,37 @@ def check_name(what: str, name: object) -> str:
 
 
 def check_limit(limit: object) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ConfigError("limit", limit, "give a whole number of at least 1")
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= LARGEST_PAGE:
+        raise ConfigError("limit", limit, f"give a whole number from 1 to {LARGEST_PAGE:,}")
     return limit
+
+
+def _names(what: str, names: object) -> frozenset[str] | None:
+    if names is None:
+        return None
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        names = [names]
+    return frozenset([check_name(what, name) for name in names])
+
+
+def _filter(metadata: object) -> dict[str, Any]:
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise ConfigError("metadata", metadata, "give a dict of the values that are looked for")
+    return dict(metadata or {})
+
+
+def _text(text: object) -> str:
+    if not isinstance(text, str):
+        raise ConfigError("text", text, "give the text that is looked for")
+    return text
+
+
+def _moment(what: str, moment: object) -> float | None:
+    if moment is None:
+        return None
+    if not isinstance(moment, datetime):
+        raise ConfigError(what, moment, "give a datetime")
+    return moment.timestamp()
 
 
 def check_priority(priority: object) -> int:
@@ -308,9 +343,9 @@ def check_delay(delay: Any) -> float | None:
     if delay is None:
         return None
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
         raise ConfigError("delay", delay, "give seconds of at least 0, or a timedelta")
-    return float(seconds)
+    return float(min(seconds, FOREVER))
 
 
 def encode_payload(value: Any, path: str) -> bytes:

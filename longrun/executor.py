@@ -59,7 +59,7 @@ class Executor(Office):
         if not isinstance(store, CheckpointStore):
             store = open_store(store if store is not None else f"file:{config.checkpoint_dir}")
         super().__init__(registry, store, config, clock, strict)
-        self.watch = Watch.of(telemetry)
+        self.telemetry = Watch.of(telemetry)
         self._on_event = on_event
 
     # entering and leaving

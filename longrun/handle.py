@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from longrun import views
 from longrun.desk import UNCHANGED, check_states
 from longrun.errors import (
@@ -51,9 +53,12 @@ class ExecutionHandle:
         known = self._room.look_here(self.id)
         return notebook.unknown(self.id) if known is None else notebook.html(known)
 
-    async def result(self) -> Any:
+    async def result(self, *, timeout: float | None = None) -> Any:
         """Wait for the end and give its result; raise `ExecutionFailedError`, `ExecutionCancelledError` or
-        `ExecutionBlockedError` if there is none."""
+        `ExecutionBlockedError` if there is none, and `TimeoutError` if it has not ended after so many seconds."""
+        if timeout is not None:
+            with anyio.fail_after(timeout):
+                return await self.result()
         async with self._away():
             here = await self._room.ended_here(self.id)
             if here is not None:
@@ -64,11 +69,13 @@ class ExecutionHandle:
                 raise ExecutionBlockedError(self.id, error=str(error)) from error
             return result_of(loaded, self._room)
 
-    async def wait(self, *states: ExecutionState | str) -> Execution:
-        """Wait until it is in one of `states` (default: until it has ended), or has ended otherwise."""
+    async def wait(self, *states: ExecutionState | str, timeout: float | None = None) -> Execution:
+        """Wait until it is in one of `states` (default: until it has ended), or has ended otherwise. `TimeoutError` if
+        it is not after so many seconds; the execution goes on all the same."""
         wanted = check_states(states) or frozenset()
-        async with self._away():
-            loaded = await self._room.until(self.id, wanted)
+        with anyio.fail_after(timeout):
+            async with self._away():
+                loaded = await self._room.until(self.id, wanted)
         forecast = self._room.forecaster.at_once(loaded.definition, loaded.head)
         return views.execution(loaded.definition, loaded.head, forecast=forecast)
 

@@ -30,7 +30,7 @@ class Courier(Protocol):
 
     store: CheckpointStore
     clock: Clock
-    watch: Watch | None
+    telemetry: Watch | None
 
     def spawn(self, function: Callable[[], Awaitable[Any]], *, name: str) -> None: ...
 
@@ -56,8 +56,8 @@ class Outbox:
         if self.lost is not None:
             done(self.lost)
             return
-        if self._courier.watch is not None:
-            done = self._courier.watch.timed(save, done)
+        if self._courier.telemetry is not None:
+            done = self._courier.telemetry.timed(save, done)
         self._pending.append((save, told, done))
         if self._failure is None:
             self._submit(save)

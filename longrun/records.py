@@ -58,9 +58,13 @@ def check_id(value: object) -> str:
     return value
 
 
+FOREVER = 253_402_300_799.0
+"""The last second of the year 9999, which is as far as a datetime goes."""
+
+
 def to_time(seconds: float | None) -> datetime | None:
     """An aware UTC datetime from stored seconds."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return None if seconds is None else datetime.fromtimestamp(min(seconds, FOREVER), UTC)
 
 
 @frozen(kw_only=True)

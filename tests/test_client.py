@@ -9,7 +9,16 @@ import anyio
 import attrs
 import pytest
 
-from longrun import ConfigError, EventType, ExecutionNotFoundError, Executor, ExecutorConfig, StepRegistry, WaitFor
+from longrun import (
+    ConfigError,
+    EventType,
+    ExecutionNotFoundError,
+    Executor,
+    ExecutorConfig,
+    StepRegistry,
+    WaitFor,
+    Worker,
+)
 from longrun.client import Client, client_sync
 from longrun.stored import QUEUE_WORKFLOW
 
@@ -122,3 +131,68 @@ async def test_the_records_of_queues_are_nobodys_workflow(url: str) -> None:
     async with Client(url) as client:
         with pytest.raises(ConfigError, match="kept for longrun's own records"):
             await client.submit(QUEUE_WORKFLOW, {})
+
+
+def test_a_script_watches_and_waits_for_so_long(url: str) -> None:
+    anyio.run(run_to_the_question, url, "x")
+    with client_sync(url) as client:
+        for wait in (client.handle("x").result, client.handle("x").wait):
+            with pytest.raises(TimeoutError):
+                wait(timeout=0.01)
+        events = client.watch("x")
+        client.cancel("x")
+        assert [event.type for event in events][-1] is EventType.EXECUTION_CANCELLED
+        assert client.handle("x").wait(timeout=30).state == "cancelled"
+
+
+@pytest.mark.parametrize("delay", [float("inf"), float("nan"), -1, "soon", True], ids=repr)
+async def test_a_delay_that_makes_no_sense_is_refused(url: str, delay: Any) -> None:
+    async with Client(url) as client:
+        with pytest.raises(ConfigError, match="delay"):
+            await client.submit("asks", {}, delay=delay)
+
+
+async def test_a_delay_beyond_all_time_is_as_long_as_time(url: str) -> None:
+    async with Client(url) as client:
+        await client.submit("asks", {}, id="x", delay=1e18)
+        (found,) = await client.list()
+        assert found.due is not None
+        assert found.due.year == 9999
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("created_after", "2026-01-01"),
+        ("created_before", 5),
+        ("workflow", 5),
+        ("workflow", ["a", None]),
+        ("queue", 5),
+        ("text", 5),
+        ("metadata", ["a"]),
+        ("limit", 10**30),
+        ("limit", 0),
+    ],
+)
+async def test_a_list_says_which_of_its_arguments_is_wrong(name: str, value: Any) -> None:
+    async with Client("memory:") as client:
+        with pytest.raises(ConfigError, match=name):
+            await client.list(**{name: value})
+
+
+async def test_what_no_living_worker_knows_says_so(url: str) -> None:
+    other = StepRegistry()
+    other.workflow("other", [other.step(note)])
+    async with Client(url) as client:
+        await client.submit("asks", {}, id="x", queue="slow")
+        await client.submit("asks", {}, id="later", delay=3600)
+        waits = "It waits for a worker that knows 'asks' on queue 'slow'; none is alive."
+        assert (await client.get("x")).reason == waits
+        async with Worker(other, store=url):
+            assert (await client.get("x")).reason == waits
+            async with Worker(registry, store=url, queues=["fast"]):
+                assert (await client.get("x")).reason == waits
+        assert (await client.get("later")).reason is None
+        async with Worker(registry, store=url):
+            found = await client.handle("x").wait("waiting")
+            assert (found.reason, (await client.get("x")).reason) == (None, None)

@@ -334,7 +334,7 @@ async def test_telemetry_alone_makes_nobody_forecast(telemetry: OpenTelemetry) -
 
 async def test_an_executor_without_telemetry_has_nothing_in_the_way() -> None:
     async with Executor(StepRegistry(), store="memory:") as executor:
-        assert executor.watch is None
+        assert executor.telemetry is None
         assert type(executor._engines["loop"]) is LoopEngine
         assert not executor.bus.active
     with pytest.raises(ConfigError, match="telemetry"):

@@ -23,7 +23,7 @@ from tests.crashing import PATIENCE
 class Courier:
     """What stands for the executor, and what it is told."""
 
-    watch: Watch | None = None
+    telemetry: Watch | None = None
 
     def __init__(self, store: CheckpointStore, tasks: anyio.abc.TaskGroup) -> None:
         self.store = store

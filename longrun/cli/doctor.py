@@ -24,6 +24,7 @@ from longrun.errors import LongrunError, StoreError
 from longrun.records import FINISHED, ExecutionState
 from longrun.stored import Owner, Query
 from longrun.stores.store import CheckpointStore
+from longrun.stranded import NEEDS_WORKER, living, stranded
 
 State = ExecutionState
 RANK = {"ok": 0, "warn": 1, "fail": 2}
@@ -73,7 +74,7 @@ async def _examine(store: CheckpointStore) -> tuple[list[Check], bool]:
         await store.ping()
         took = (time.perf_counter() - began) * 1000
         checks.append(Check("reachable", "ok", f"the {store.backend.kind} store answers, opened in {took:.0f} ms"))
-        for examine in (_settings, _writes, _clock, _owners, _blocked):
+        for examine in (_settings, _writes, _clock, _owners, _blocked, _stranded):
             checks += await _found(examine, store)
     except StoreError as error:
         return [*checks, Check("reachable", "fail", sentence(error))], False
@@ -273,3 +274,16 @@ async def _blocked(store: CheckpointStore) -> list[Check]:
             Check("blocked", "warn", f"{number_of(number, 'execution')} cannot go on as stored: longrun plan says why")
         ]
     return [Check("blocked", "ok", "no execution is blocked")]
+
+
+async def _stranded(store: CheckpointStore) -> list[Check]:
+    """Among the newest that nobody has."""
+    alive = await living(store)
+    page = await store.find(Query(states=NEEDS_WORKER, owned=False, limit=PAGE))
+    waiting = [one for one in page if stranded(one.definition, one.head, alive) is not None]
+    if waiting:
+        names = sorted({one.definition.workflow for one in waiting})
+        what = number_of(len(waiting), "execution")
+        text = f"{what} of {', '.join(names)}: no worker that is alive knows the workflow and looks at the queue"
+        return [Check("stranded", "warn", text)]
+    return [Check("stranded", "ok", "nothing waits for a worker that is not there")]

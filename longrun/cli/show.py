@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import attrs
 import click
 from attrs import frozen
 
@@ -16,6 +17,7 @@ from longrun.cli._text import age, clean, count, dim, duration, json_text, momen
 from longrun.desk import Desk
 from longrun.records import Checkpoint, StepRecord, check_id, to_time
 from longrun.stored import Loaded, Query
+from longrun.stranded import living, may_be_stranded, stranded
 
 CHILDREN = 100
 
@@ -54,6 +56,9 @@ async def _read(store: Any, id: str, limit: int, with_state: bool) -> Detail:
         loaded = await desk.store.load(id)
         forecaster = desk.forecaster
         head = loaded.head
+        if head.reason is None and may_be_stranded(head):
+            head = attrs.evolve(head, reason=stranded(loaded.definition, head, await living(desk.store)))
+            loaded = attrs.evolve(loaded, head=head)
         after = max(0, head.seq - limit)
         children = await desk.store.find(Query(parent_id=id, limit=CHILDREN))
         return Detail(

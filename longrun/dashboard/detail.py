@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -18,10 +18,11 @@ from longrun.dashboard.kept import Kept
 from longrun.dashboard.listing import Listing
 from longrun.dashboard.timeline import Timeline, row_json
 from longrun.errors import ConfigError
-from longrun.records import ExecutionState, check_id, to_time
+from longrun.records import check_id, to_time
 from longrun.snapshot import restore_tree
-from longrun.stored import Boundary, Loaded, Owner, Query, Stored
+from longrun.stored import Boundary, Loaded, Query, Stored
 from longrun.stores.store import CheckpointStore
+from longrun.stranded import stranded
 
 CHILDREN = 50
 MESSAGES = 50
@@ -33,7 +34,6 @@ UNCHANGING = frozenset({"pause", "resume", "retry", "block", "wake", "fail", "ca
 """Rows that leave the state as it was."""
 LOOK_BACK = 100
 REMEMBERED = 100
-NEEDS_WORKER = frozenset({ExecutionState.INITIALIZED, ExecutionState.RESUMING})
 
 
 class Details:
@@ -62,7 +62,7 @@ class Details:
             "plan": self._plan(loaded, alive),
             "resume": self._resume(loaded),
             "in_flight": _in_flight(loaded),
-            "hint": _hint(loaded, [owner for owner in owners if owner.id in alive]),
+            "hint": stranded(definition, head, [owner for owner in owners if owner.id in alive]),
             "messages": [_message(one) for one in loaded.messages[:MESSAGES]],
             "message_count": len(loaded.messages),
             "children": [await self._listing.summary(one) for one in children[:CHILDREN]],
@@ -183,18 +183,6 @@ def _in_flight(loaded: Loaded) -> dict[str, Any] | None:
         "due": schema.time(to_time(head.due)),
         "waiting_for": head.signal,
     }
-
-
-def _hint(loaded: Loaded, alive: Iterable[Owner]) -> str | None:
-    """Why nothing seems to happen."""
-    head, definition = loaded.head, loaded.definition
-    if head.state not in NEEDS_WORKER or head.owner is not None or (head.due is not None and not head.woken):
-        return None
-    for owner in alive:
-        knows = definition.workflow in owner.workflows
-        if knows and (not owner.queues or definition.queue in owner.queues):
-            return None
-    return f"It waits for a worker that knows {definition.workflow!r} on queue {definition.queue!r}; none is alive."
 
 
 def _message(one: Any) -> dict[str, Any]:

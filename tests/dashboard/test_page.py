@@ -32,7 +32,7 @@ playwright = pytest.importorskip("playwright.async_api", reason="pip install 'pl
 
 pytestmark = [pytest.mark.xdist_group("dashboard-page"), pytest.mark.timeout(90)]  # one browser for all of them
 HOSTILE = "<img src=x onerror=alert(1)>\"'&<script>alert(2)</script>"
-WAIT = 10_000
+WAIT = 30_000
 registry = StepRegistry()
 
 
@@ -139,6 +139,15 @@ class Visit:
     async def go(self, place: str) -> None:
         await self.page.evaluate("place => { location.hash = place }", place)
 
+    async def press(self, selector: str) -> None:
+        """Put the mouse's button down on something and keep it there; once more if it moved away from the mouse."""
+        while True:
+            await self.page.hover(selector)
+            await self.page.mouse.down()
+            if await self.page.locator(selector).evaluate("one => one.matches(':active')"):
+                return
+            await self.page.mouse.up()
+
     async def see(self, selector: str, text: str) -> None:
         await self.page.locator(selector).filter(has_text=text).first.wait_for()
 
@@ -217,8 +226,7 @@ async def test_nothing_moves_and_no_press_is_lost_while_matches_are_counted(
     places = f"() => [...document.querySelectorAll('{pressed}')].map(one => one.offsetTop)"
     before = await page.evaluate(places)
     assert await page.locator(".actions button:not([disabled])").count() == 0, "how many it would be is not known yet"
-    await page.hover(".chip.failed")
-    await page.mouse.down()
+    await visit.press(".chip.failed")
     counted.set()
     await visit.see(".pages", "1–10 of 10")
     assert await page.evaluate(places) == before
@@ -400,8 +408,7 @@ async def test_a_run_of_ten_thousand_steps_is_drawn_folded_and_stays_quick(
     await visit.see(".gantt .fold", "rows 1–")
     assert await page.locator(".gantt li").count() <= 500
     await visit.see(".resume", "step 10,000 of 10,000")
-    await page.hover(".gantt .fold >> nth=0 >> button")
-    await page.mouse.down()
+    await visit.press(".gantt .fold >> nth=0 >> button")
     await page.wait_for_timeout(1100)  # it grows every second, and a slow click must not be lost by that
     await page.mouse.up()
     await visit.see(".gantt li", "step-3")
