@@ -35,6 +35,8 @@ class ReplicatedCheckpointStore(CheckpointStore):
     active again. Every change of parts has a generation number, which both stores keep: a store with an older one is
     refused until it was brought up to date, also by a process that has just started.
 
+    All processes give the two in the same order: each store keeps which part it has, and the other order is refused.
+
     **Who may decide.** Automatic failover needs a `witness`, which all processes share, or `single_process=True`, which
     says that nobody else uses the two stores. Without either, a dead primary makes calls fail until somebody calls
     `failover()` in one process; the others follow.

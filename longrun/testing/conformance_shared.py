@@ -119,6 +119,7 @@ class SharedContract(ConformanceBase):
         created(backend, create("a", ExecutionState.FAILED))
         (taken,) = backend.claim(claim("one", ids=("a",), states=frozenset({ExecutionState.FAILED})))
         done(backend, send("a"))
+        other.register(Owner(id="two", life={}, remaining=0), 1000.0)
         assert other.delete(["a"]) == [True]
         new = owned("b", "two")
         created(other, new)
@@ -164,10 +165,11 @@ class SharedContract(ConformanceBase):
             assert loaded(other, "a").head == new.head
             return
         done(other, send("a"))
-        done(backend, step("a", again.head))
-        assert [found.seq for found in other.boundaries("a")] == [1, 2, 3]
+        resting = {"state": ExecutionState.WAITING, "signal": "go", "owner": None}
+        done(backend, change("a", again.head, head_fields=resting))
+        assert [found.seq for found in other.boundaries("a")] == [1, 2]
         assert [message.id for message in other.messages("a")] == [2]
-        assert not loaded(other, "a").damage
+        assert (loaded(other, "a").head.woken, loaded(other, "a").damage) == (True, ())
 
     def test_each_sees_what_the_other_wrote(self, backend: StoreBackend, other: StoreBackend) -> None:
         """I1: at once, through every reader."""

@@ -218,6 +218,50 @@ def announced_too_late() -> None:
     )
 
 
+@bug(
+    "silent-deletion-sqlite",
+    *_in_store("sqlite", "TestSQLiteStore", "test_what_others_delete_is_gone_for_its_owner_too"),
+)
+def silent_deletion_sqlite() -> None:
+    """Whoever deletes does not say so: its owner writes into the row of another execution."""
+    edit("longrun.stores.sqlite", "SQLiteBackend.delete", "if keys:", "if False:")
+
+
+@bug(
+    "silent-repair-sqlite",
+    *_in_store("sqlite", "TestSQLiteStore", "test_a_copy_put_right_by_others_is_noticed_by_its_owner"),
+)
+def silent_repair_sqlite() -> None:
+    """An owner that a replicated store has brought over counts as one's own."""
+
+    def planted(original: Any) -> Any:
+        def register(self: Any, owner: Any, ttl: float) -> None:
+            original(self, owner, ttl)
+            self._known.owners.add(owner.id)
+
+        return register
+
+    replace("longrun.stores.sqlite", "SQLiteBackend.register_other", planted)
+
+
+@bug(
+    "message-overlooked-postgres",
+    "tests/stores/test_postgres.py::test_a_message_that_comes_while_a_save_waits_for_the_row_is_not_overlooked",
+)
+def message_overlooked_postgres() -> None:
+    """What ends or parks while a message comes is one statement all the same."""
+    edit("longrun.stores._postgres.parts", "_statement", "if alone else", "if False else")
+
+
+@bug(
+    "sides-exchanged",
+    "tests/stores/test_replicated_council.py::test_two_stores_are_given_in_the_order_in_which_they_were_paired",
+)
+def sides_exchanged() -> None:
+    """A pair of stores is taken in either order."""
+    edit("longrun.stores._replicated.term", "read_term", "part != side.name", "False")
+
+
 @bug("message-key-forgotten", *_in_store("sqlite", "TestSQLiteStore", "test_a_key_is_accepted_once"))
 def message_key_forgotten() -> None:
     """A signal that is sent again with the same key counts twice."""

@@ -129,6 +129,9 @@ class ReplicatedBackend(ReadingBackend):
     def register(self, owner: Owner, ttl: float) -> None:
         self._both("register", owner, ttl)
 
+    def register_other(self, owner: Owner, ttl: float) -> None:
+        self._both("register_other", owner, ttl)
+
     def renew(self, owner: str, ttl: float) -> bool:
         return bool(self._both("renew", owner, ttl))
 
