@@ -277,8 +277,10 @@ async def _blocked(store: CheckpointStore) -> list[Check]:
 
 
 async def _stranded(store: CheckpointStore) -> list[Check]:
-    """Among the newest that nobody has."""
-    alive = await living(store)
+    """Among the newest that nobody has, while somebody works."""
+    alive = [owner for owner in await living(store) if owner.workflows]
+    if not alive:
+        return [Check("stranded", "ok", "no worker is alive")]
     page = await store.find(Query(states=NEEDS_WORKER, owned=False, limit=PAGE))
     waiting = [one for one in page if stranded(one.definition, one.head, alive) is not None]
     if waiting:

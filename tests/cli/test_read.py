@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import attrs
@@ -18,6 +19,7 @@ import pytest
 from longrun import CheckpointStore, MemoryCheckpointStore, open_store, schema
 from longrun.cli import doctor
 from longrun.errors import CorruptDataError
+from longrun.life import LifeLock
 from longrun.stored import Owner
 from longrun.testing import FaultyStore
 from longrun.testing.samples import create
@@ -315,6 +317,30 @@ def test_doctor_finds_a_healthy_store_healthy(url: str) -> None:
     assert "empty" in checks["quarantine"]["message"]
     assert "✓ ok" in call("doctor", "--store", url).stdout
     assert read("workers", "--store", url)["workers"] == [], "the probe is gone again"
+
+
+def test_doctor_finds_what_no_living_worker_knows(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    prepare(url, submitted("site", "a"))
+
+    def stranded() -> dict[str, Any]:
+        (found,) = [one for one in read("doctor", "--store", url)["checks"] if one["name"] == "stranded"]
+        return dict(found)
+
+    async def register(owner: Owner) -> None:
+        async with open_store(url) as store:
+            await store.register(owner, 60.0)
+
+    assert stranded()["status"] == "ok", "nobody works at all"
+    lock = LifeLock.acquire()
+    life = lock.life
+    for workflows, status in (("other",), "warn"), (("site", "other"), "ok"):
+        owner = Owner(id=life.owner, life=life.to_dict(), remaining=0, workflows=workflows)
+        anyio.run(register, owner)
+        assert stranded()["status"] == status
+        shown = call("show", "a", "--store", url).stdout
+        assert ("It waits for a worker that knows 'site'" in shown) == (status == "warn")
+    lock.release()
 
 
 def test_doctor_finds_damage(tmp_path: Path) -> None:
