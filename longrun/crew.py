@@ -18,7 +18,7 @@ from longrun.book import MISSING, Book
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.control import Obedience
 from longrun.control_room import Ended, inside, refuse_inside
-from longrun.errors import ConfigError, LeaseLostError, LongrunError
+from longrun.errors import CodecError, ConfigError, ExecutionNotFoundError, LeaseLostError, LongrunError
 from longrun.events import EventType, ExecutionEvent, Listener
 from longrun.lease import LeaseKeeper
 from longrun.life import LifeLock
@@ -487,13 +487,20 @@ class Crew(Starting):
         try:
             await self._keeper.register_again()
             for runner in list(self.runners.values()):
-                loaded = await self.store.load(runner.id)
-                if loaded.head.fence != runner.head.fence:
+                if not await self._still_ours(runner.id, runner.head):
                     runner.lose()
             for id, head in list(self.resting.items()):
-                loaded = await self.store.load(id)
-                if loaded.head.fence != head.fence:
+                if not await self._still_ours(id, head):
                     self.resting.pop(id, None)
         except LongrunError as error:
             self.log.warning("lease.check_failed", problem=str(error))
             self._keeper.doubt()
+
+    async def _still_ours(self, id: str, head: Head) -> bool:
+        """By the fence. Of one that cannot be read nobody can tell, so that its next write decides."""
+        try:
+            return (await self.store.load(id)).head.fence == head.fence
+        except ExecutionNotFoundError:
+            return False
+        except CodecError:
+            return True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -56,25 +57,28 @@ class ExecutionHandle:
     async def result(self, *, timeout: float | None = None) -> Any:
         """Wait for the end and give its result; raise `ExecutionFailedError`, `ExecutionCancelledError` or
         `ExecutionBlockedError` if there is none, and `TimeoutError` if it has not ended after so many seconds."""
-        if timeout is not None:
-            with anyio.fail_after(timeout):
-                return await self.result()
         async with self._away():
-            here = await self._room.ended_here(self.id)
-            if here is not None:
-                return here.value
-            try:
-                loaded = await self._room.until(self.id, frozenset({State.BLOCKED}))
-            except CorruptDataError as error:
-                raise ExecutionBlockedError(self.id, error=str(error)) from error
-            return result_of(loaded, self._room)
+            if timeout is None:
+                return await self._result()
+            with anyio.fail_after(timeout):
+                return await self._result()
+
+    async def _result(self) -> Any:
+        here = await self._room.ended_here(self.id)
+        if here is not None:
+            return here.value
+        try:
+            loaded = await self._room.until(self.id, frozenset({State.BLOCKED}))
+        except CorruptDataError as error:
+            raise ExecutionBlockedError(self.id, error=str(error)) from error
+        return result_of(loaded, self._room)
 
     async def wait(self, *states: ExecutionState | str, timeout: float | None = None) -> Execution:
         """Wait until it is in one of `states` (default: until it has ended), or has ended otherwise. `TimeoutError` if
         it is not after so many seconds; the execution goes on all the same."""
         wanted = check_states(states) or frozenset()
-        with anyio.fail_after(timeout):
-            async with self._away():
+        async with self._away():
+            with anyio.fail_after(timeout):
                 loaded = await self._room.until(self.id, wanted)
         forecast = self._room.forecaster.at_once(loaded.definition, loaded.head)
         return views.execution(loaded.definition, loaded.head, forecast=forecast)
@@ -110,11 +114,11 @@ class BlockingHandle:
         self._handle = handle
         self.id = handle.id
 
-    def result(self) -> Any:
-        return call_from_thread(self._handle.result, lasting=True)
+    def result(self, *, timeout: float | None = None) -> Any:
+        return call_from_thread(partial(self._handle.result, timeout=timeout), lasting=True)
 
-    def wait(self, *states: ExecutionState | str) -> Execution:
-        found: Execution = call_from_thread(self._handle.wait, *states, lasting=True)
+    def wait(self, *states: ExecutionState | str, timeout: float | None = None) -> Execution:
+        found: Execution = call_from_thread(partial(self._handle.wait, *states, timeout=timeout), lasting=True)
         return found
 
     def info(self) -> Execution:

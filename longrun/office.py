@@ -86,8 +86,7 @@ class Office(QueueDesk, Crew, abc.ABC):
         found = self.find_workflow(workflow)
         made = self.new(found, state, head, id=id, metadata=metadata, queue=queue, priority=priority)
         await self.note_queue(queue)
-        if not await self.create(made):
-            await self.existing(made.id, found)
+        await self.create_or_find(made, found)
         return ExecutionHandle(self, made.id)
 
     async def fork(

@@ -93,15 +93,23 @@ class Seat:
         self.acquit()
         try:
             yield
-        finally:
-            self._absences -= 1
+        except Exception:  # the step may go on all the same
+            await _granted(self._ask_again(sitter), sitter)
+            raise
+        except BaseException:  # cancelled, perhaps by a time-out of the step's own: there is no waiting here
+            self._ask_again(sitter)
+            raise
+        await _granted(self._ask_again(sitter), sitter)
+
+    def _ask_again(self, sitter: Sitter) -> Ticket | None:
+        self._absences -= 1
         if self._absences == 0 and self.place is None:
             self.place = self._crew.places.ask(sitter.nudge)
-            await _granted(self.place, sitter)
+        return self.place
 
 
-async def _granted(ticket: Ticket, sitter: Sitter) -> bool:
-    while not ticket.granted:
+async def _granted(ticket: Ticket | None, sitter: Sitter) -> bool:
+    while ticket is not None and not ticket.granted:
         if sitter.attention:
             return False
         await sitter.nudged()

@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from longrun import views
 from longrun.control_room import ControlRoom
 from longrun.desk import loaded_of
-from longrun.errors import ConfigError, ExecutionExistsError, LongrunError
+from longrun.errors import ConfigError, ExecutionExistsError, ExecutionNotFoundError, LongrunError
 from longrun.events import EventType
 from longrun.handle import ExecutionHandle
 from longrun.records import ExecutionState, check_id
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 State = ExecutionState
 TAKEN_BY_START = frozenset({State.INITIALIZED, State.RUNNING, State.RESUMING})
 Steps = str | Workflow | Iterable[StepFunction | Step | str]
+
+
+TRIES = 3
+"""How often an id is created that is taken, and then gone."""
 
 
 class Starting(ControlRoom, abc.ABC):
@@ -54,11 +59,20 @@ class Starting(ControlRoom, abc.ABC):
 
     async def start_new(self, made: Create, workflow: Workflow) -> None:
         """Store a new execution and run it here; if its id is taken, take up what is stored there."""
-        if await self.create(made):
+        loaded = await self.create_or_find(made, workflow)
+        if loaded is None:
             return
-        loaded = await self.existing(made.id, workflow)
         if made.id not in self.runners and loaded.head.state in TAKEN_BY_START:
             await self.take_over(loaded, frozenset(TAKEN_BY_START))
+
+    async def create_or_find(self, made: Create, workflow: Workflow) -> Loaded | None:
+        """None if it was created, otherwise what has its id. One that is deleted in this very moment gives way."""
+        for _ in range(TRIES):
+            if await self.create(made):
+                return None
+            with contextlib.suppress(ExecutionNotFoundError):
+                return await self.existing(made.id, workflow)
+        return await self.existing(made.id, workflow)
 
     async def create(self, made: Create, **data: Any) -> bool:
         """Store a new execution and, if it is ours, run it; False if its id is taken."""

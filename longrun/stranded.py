@@ -6,6 +6,7 @@ for a worker that knows it; whoever looks at it meanwhile is told.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from longrun import lease
@@ -24,7 +25,8 @@ async def living(store: CheckpointStore) -> list[Owner]:
 
 def may_be_stranded(head: Head) -> bool:
     """Whether a worker could take it now, and none has."""
-    return head.state in NEEDS_WORKER and head.owner is None and (head.due is None or head.woken)
+    due = head.due is None or head.woken or head.due <= time.time()
+    return due and head.state in NEEDS_WORKER and head.owner is None
 
 
 def stranded(definition: Definition, head: Head, alive: Iterable[Owner]) -> str | None:

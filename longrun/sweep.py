@@ -32,6 +32,8 @@ SHORTEST = 0.02
 """A sweep follows another after this many seconds at the earliest, however much changes."""
 NEIGHBOURS = 0.25
 """Seconds between two looks at whether the others on this machine still live."""
+AT_ONCE = 16
+"""So many of them in one look."""
 STARTUP_STATES = frozenset({State.RUNNING, State.RESUMING, State.PAUSED, State.BLOCKED})
 SWEPT_STATES = frozenset({State.RUNNING, State.RESUMING, State.WAITING})
 PARKED_STATES = frozenset({State.WAITING, State.INITIALIZED})
@@ -204,7 +206,7 @@ class Sweeper:
             return True
         try:
             loaded = await self._executor.store.load(stored.definition.id)
-        except CodecError:
+        except (CodecError, ExecutionNotFoundError):
             return False
         if not self._executor.registry.knows(name, loaded.definition.steps):
             return False
@@ -426,7 +428,9 @@ class Sweeper:
         the kernel for each, in real time whatever the clock."""
         while True:
             await anyio.sleep(NEIGHBOURS)
-            if any(map(is_dead, self._neighbours)):
+            looked_at, rest = self._neighbours[:AT_ONCE], self._neighbours[AT_ONCE:]
+            self._neighbours = rest + looked_at
+            if any(map(is_dead, looked_at)):
                 self._neighbours, self._dead_at = [], -1.0
                 self._executor.stir()
 

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
+import attrs
 import pytest
 
 from longrun import (
     CorruptDataError,
+    ExecutionNotFoundError,
     Executor,
     ExecutorConfig,
     MemoryCheckpointStore,
@@ -19,9 +21,9 @@ from longrun import (
 )
 from longrun.records import ExecutionState
 from longrun.registry import AD_HOC
-from longrun.stored import Claim, Loaded, Query
+from longrun.stored import Claim, Loaded, Query, Stored
 from longrun.sweep import HIDDEN, SHORTEST
-from longrun.testing.samples import create, head, owned
+from longrun.testing.samples import create, definition, head, owned
 from tests.crashing import PATIENCE, CrashableExecutor, crash, registry_of
 
 NOW = 100.0
@@ -240,3 +242,55 @@ async def test_a_queue_with_very_many_that_are_not_due_is_tried_now_and_then(exe
     assert gates._may_try("q") is True
     assert gates._may_try("q") is False
     assert gates._may_try("other") is True
+
+
+async def test_one_that_is_gone_does_not_hide_the_loss_of_the_others(
+    store: MemoryCheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3: an owner that slept past its lease looks at each of what it had."""
+    program = Program()
+    async with Executor(program.registry, store=store, config=QUIET) as executor:
+        for id in ("deleted", "taken", "unreadable"):
+            await executor.start("work", 1, id=id)
+        usual = store.load
+
+        async def load(id: str) -> Loaded:
+            if id == "deleted":
+                raise ExecutionNotFoundError(id)
+            if id == "unreadable":
+                raise CorruptDataError(id, "no")
+            loaded = await usual(id)
+            return attrs.evolve(loaded, head=attrs.evolve(loaded.head, fence=loaded.head.fence + 1))
+
+        runners = dict(executor.runners)
+        monkeypatch.setattr(store, "load", load)
+        await executor._check_ownership()
+        with anyio.fail_after(PATIENCE):
+            for id in ("deleted", "taken"):
+                await runners[id].ended.wait()
+        assert list(executor.runners) == ["unreadable"], "its next write tells"
+        monkeypatch.undo()
+        program.go.set()
+        assert await (await executor.handle("unreadable")).result() == 2
+
+
+async def test_an_id_that_is_deleted_as_it_is_found_taken_is_created(
+    store: MemoryCheckpointStore, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, gone = store.load, [0]
+
+    async def load(id: str) -> Loaded:
+        if not gone[0]:
+            gone[0] += 1
+            assert await store.delete([id]) == [True]
+        return await usual(id)
+
+    await store.create(create("a", ExecutionState.COMPLETED, workflow="work"))
+    monkeypatch.setattr(store, "load", load)
+    await executor.submit("work", 1, id="a", delay=3600)
+    assert (gone, (await executor.get("a")).state) == ([1], ExecutionState.INITIALIZED)
+
+
+async def test_steps_of_what_is_deleted_in_this_moment_are_not_known(executor: Executor) -> None:
+    found = Stored(definition=definition("gone", workflow=f"{AD_HOC}x"), head=head(ExecutionState.RUNNING))
+    assert not await executor.sweeper._knows(found)

@@ -427,3 +427,30 @@ def test_one_store_under_two_names_is_no_pair(tmp_path: Path) -> None:
     two_names = SQLiteBackend(tmp_path / "x.db"), SQLiteBackend(tmp_path / "." / "x.db")
     with pytest.raises(StoreSettingsError, match="not one store twice"):
         ReplicatedCheckpointStore(*two_names, health_interval=None).backend.open()
+
+
+def test_what_is_deleted_while_it_is_copied_is_nothing_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = Side("primary", MemoryBackend()), Side("secondary", MemoryBackend())
+    for side in (source, target):
+        assert side.open()
+    source.write("commit", [create("a")])
+    monkeypatch.setattr(source.backend, "boundaries", lambda *args, **page: [])
+    assert Copier(source, target, lambda: None)._batches("a") == []
+
+
+def test_a_defect_while_copying_leaves_the_standby_behind_and_the_queue_at_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, two = MemoryBackend(), MemoryBackend()
+    with opened(ReplicatedCheckpointStore(one, two, mode="async", health_interval=None).backend) as pair:
+
+        def broken(*args: Any) -> list[str]:
+            raise ValueError("a defect")
+
+        monkeypatch.setattr(pair._mirror, "writes", broken)
+        pair.commit([create("a")])
+        pair._lag.drain()
+        assert pair._lag.broken is not None
+        monkeypatch.undo()
+        pair.commit([create("b")])
+        assert pair.status().standby == BEHIND

@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 
@@ -53,6 +53,8 @@ class Catalog:
         self.entries = Entries()
         self.mine: set[str] = set()
         """Names of journals that this process writes to."""
+        self.in_place: Callable[[Entry], bool] = lambda entry: True
+        """Whether the journal of one of those is still the one that is written to."""
         self.finished: dict[str, Entry] = {}
         """Found finished, and not yet moved away."""
         self._told: set[tuple[str, int]] = set()
@@ -184,7 +186,7 @@ class Catalog:
     def _update(self, stem: str, gen: int) -> Entry | None:
         """Read a journal's ends again if it changed."""
         known = self.entries.by_stem.get(stem)
-        if known is not None and known.gen == gen and stem in self.mine:
+        if known is not None and known.gen == gen and stem in self.mine and self.in_place(known):
             return known
         status = self._place.live.stat(journal_name(stem, gen))
         if status is None:

@@ -8,6 +8,7 @@ taken back by removing N+1 before anybody was told of it.
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterable
 
 import attrs
@@ -32,7 +33,7 @@ from longrun.stores._file.entries import rank
 from longrun.stores._file.entry import NO_INBOX, Entry, Inbox
 from longrun.stores._file.history import move_history
 from longrun.stores._file.inbox import Letters, box_of, read_letters
-from longrun.stores._file.journal import Journal, failed
+from longrun.stores._file.journal import Journal, failed, remove_locked
 from longrun.stores._file.lines import Identity
 from longrun.stores._file.mine import Journals
 from longrun.stores._file.place import journal_name
@@ -59,6 +60,10 @@ class _UnreadableError(Exception):
         super().__init__()
         self.stored = stored
         """Whether it is blocked durably by now."""
+
+
+Made = tuple[str, int, int]
+"""A new generation: name without its number, number, inode."""
 
 
 class Claims:
@@ -140,22 +145,36 @@ class Claims:
         return [one.contents.loaded(one.letters.messages.values()) for one in given]
 
     def _give_back(self, taken: list[_Taken]) -> None:
-        for one in taken:
-            one.journal.close()
-        self._remove([one.journal.name for one in taken])
+        try:
+            self._remove([(one.journal.stem, one.journal.gen, one.journal.ino) for one in taken])
+        finally:
+            for one in taken:
+                one.journal.close()
 
-    def _remove(self, names: Iterable[str]) -> None:
-        """Nobody was told of these generations: as if they had never been. Where that fails, the error makes the owner
-        ask what it has, and it gets to know."""
+    def _take_back(self, made: Made, fd: int) -> None:
+        """The file is closed last: while it is open, no other has its inode."""
+        try:
+            self._remove([made])
+        finally:
+            close_all(self._place.disk, [fd])
+
+    def _remove(self, made: Iterable[Made]) -> None:
+        """Nobody was told of these generations: as if they had never been. Each by its inode, since its name may be of
+        another by now. Where that fails, the error makes the owner ask what it has, and it gets to know."""
         problem: OSError | None = None
-        for name in names:
+        for stem, gen, ino in made:
             try:
-                self._place.live.remove(name)
+                if not remove_locked(self._place, stem, gen, ino=ino) and self._is_there(stem, gen, ino):
+                    raise BlockingIOError(errno.EBUSY, "somebody holds the file")
             except OSError as error:
-                self._catalog.doubt(name)
+                self._catalog.doubt(journal_name(stem, gen))
                 problem = error
         if problem is not None:
             raise problem
+
+    def _is_there(self, stem: str, gen: int, ino: int) -> bool:
+        status = self._place.live.stat(journal_name(stem, gen))
+        return status is not None and status.st_ino == ino
 
     def _take(self, entry: Entry, claim: Claim) -> _Taken | None:
         """Create the next generation, then read this one; None if somebody else was quicker or it is not to be had."""
@@ -165,6 +184,7 @@ class Claims:
         temporary, fd = self._place.temporary(first, sync=False)
         name = journal_name(entry.stem, gen)
         try:
+            made = entry.stem, gen, self._place.disk.fstat(fd).st_ino
             if not self._place.publish(temporary, self._place.live, name):
                 close_all(self._place.disk, [fd])
                 self._catalog.find(entry.id, gen)
@@ -175,19 +195,18 @@ class Claims:
         try:
             taken = self._read(entry, claim, identity, fd, len(first))
         except _UnreadableError as error:
-            close_all(self._place.disk, [fd])
-            if not error.stored:
-                self._remove([name])
+            if error.stored:
+                close_all(self._place.disk, [fd])
+            else:
+                self._take_back(made, fd)
             self._journals.changed(name)
             self._again(entry)
             return None
         except BaseException:
-            close_all(self._place.disk, [fd])
-            self._remove([name])
+            self._take_back(made, fd)
             raise
         if taken is None:
-            close_all(self._place.disk, [fd])
-            self._remove([name])
+            self._take_back(made, fd)
             self._again(entry)
         return taken
 

@@ -19,11 +19,11 @@ import attrs
 from longrun.errors import LeaseLostError, StoreUnavailableError
 from longrun.stored import Head
 from longrun.stores._file.contents import Contents, Mail, snapshot_lines
-from longrun.stores._file.disk import UnopenableError, write_all
+from longrun.stores._file.disk import UnopenableError, read_range, write_all
 from longrun.stores._file.history import move_history
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, unpack
 from longrun.stores._file.place import KIND, Place, journal_name, stem_of, unavailable
-from longrun.stores._file.reading import START_SIZE, Replay, Spot, read_spot, signpost, signposted
+from longrun.stores._file.reading import START_SIZE, Replay, Spot, born_in, read_spot, signpost, signposted
 
 GROWTH = 1 << 18
 """Bytes that a journal may grow, beyond twice its snapshot, before it is compacted."""
@@ -72,8 +72,27 @@ class Journal:
                 self.fd = self.place.live.open(self.name, os.O_RDWR | os.O_APPEND)
             except FileNotFoundError:
                 return False
+            if not self._is_born(self.fd):
+                return False
         status = self.place.disk.fstat(self.fd)
         return status.st_ino == self.ino and (self.bad or status.st_size == self.size)
+
+    def _is_born(self, fd: int) -> bool:
+        """Whether a file is of our execution. Its inode proves that only while we have it open: the id may have been
+        deleted and used anew, and the inode with it."""
+        start = read_range(self.place.disk, fd, 0, START_SIZE)
+        return born_in(start, Spot(self.place.live, self.stem, self.gen, self.name)) in (None, self.born)
+
+    def in_place(self) -> bool:
+        """Whether the file of this name is ours still."""
+        status = self.place.live.stat(self.name)
+        if status is None or status.st_ino != self.ino:
+            return False
+        if self.fd >= 0:
+            return True
+        with contextlib.suppress(FileNotFoundError), self.place.live.opened(self.name) as fd:
+            return self._is_born(fd)
+        return False
 
     def write(self, data: bytes) -> None:
         """Append, or leave no trace; a journal that may have one is marked as bad. Readers see it after `settled`."""

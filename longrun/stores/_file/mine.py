@@ -34,6 +34,14 @@ class Journals:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.limit = max(16, min(1024, soft // 4))
         """How many may be open at once."""
+        catalog.in_place = self._in_place
+
+    def _in_place(self, entry: Entry) -> bool:
+        journal = self._owned.get(entry.id)
+        try:
+            return journal is None or journal.gen != entry.gen or journal.in_place()
+        except OSError:
+            return True  # the next save tells
 
     def get(self, id: str) -> Journal | None:
         return self._owned.get(id)

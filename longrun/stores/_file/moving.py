@@ -53,8 +53,8 @@ class _Move:
             return
         there = place.done.stat(done)
         try:
-            if there is not None and there.st_ino != status.st_ino:
-                place.done.remove(done)  # left by a crash on the way back; the one in live/ counts
+            if there is not None and there.st_ino != status.st_ino and not self._cleared(status.st_ino):
+                return
             if there is None or there.st_ino != status.st_ino:
                 place.disk.link(live, done, place.live.fd, place.done.fd)
         except (FileExistsError, FileNotFoundError):
@@ -64,6 +64,20 @@ class _Move:
         there = place.done.stat(done)
         if there is not None and there.st_ino == status.st_ino:
             self.ino, self.size = status.st_ino, status.st_size
+
+    def _cleared(self, ino: int) -> bool:
+        """Remove what a crash on the way back has left in done/: the one in live/ counts. Under the lock, since others
+        may have brought that one over meanwhile, and then it is the only one."""
+        place, stem, gen = self.place, self.entry.stem, self.entry.gen
+        live = journal_name(stem, gen)
+        with place.locked():
+            status = place.live.stat(live)
+            if status is None or status.st_ino != ino or not self._ended(Spot(place.live, stem, gen, live)):
+                return False
+            there = place.done.stat(done_name(stem))
+            if there is not None and there.st_ino != ino:
+                place.done.remove(done_name(stem))
+        return True
 
     def _ended(self, spot: Spot) -> bool:
         """Whether the journal itself says so, without those before it, which will be gone."""

@@ -342,6 +342,14 @@ def _ends(spot: Spot) -> tuple[bytes, bytes, int]:
         return first, read_range(folder.disk, fd, size - END_SIZE, size), size
 
 
+def born_in(start: bytes, spot: Spot) -> str | None:
+    """The birth mark of the execution that a journal belongs to; None if its first lines do not tell."""
+    try:
+        return _first(start, spot)[1]
+    except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
+        return None
+
+
 def _first(start: bytes, spot: Spot) -> tuple[str, str, Definition]:
     """Id, birth mark and definition, from the first lines."""
     for line in start.split(b"\n")[:-1][:2]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from longrun.errors import StoreUnavailableError
 from longrun.stored import Claim, Create, Loaded, Owner, Write
 from longrun.stores._replicated.mirror import MovedError, alike
 from longrun.stores._replicated.reading import ReadingBackend
@@ -215,6 +216,10 @@ class ReplicatedBackend(ReadingBackend):
         except LostError as lost:
             if not (self._switching and lost.side is active):
                 raise
+        except Exception as error:  # a defect of ours must not end the queue: the standby is brought up to date anew
+            self._log.exception("replica.defect", error=type(error).__name__)
+            problem = StoreUnavailableError(self.kind, f"{type(error).__name__} while copying")
+            raise LostError(standby, problem) from error
 
     def _stale(self, active: Side, ids: list[str]) -> bool:
         """After a write to one side alone: whether another process has changed the term before it could be seen, so

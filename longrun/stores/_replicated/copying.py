@@ -150,7 +150,7 @@ def _picture(side: Side, id: str) -> tuple[Loaded, list[Boundary], dict[str, byt
         found = _state(side, id, row.seq) if row.seq in kept else None
         rows.append(attrs.evolve(row, data=None, blobs=()) if found is None else found[0])
         blobs |= {} if found is None else found[1]
-    return loaded, rows, blobs
+    return (loaded, rows, blobs) if rows else None  # deleted meanwhile
 
 
 def _state(side: Side, id: str, seq: int) -> tuple[Boundary, Mapping[str, bytes]] | None:

@@ -73,6 +73,8 @@ class TendedBackend(ReplicatedBackend):
                 self.check()
             except LongrunError as error:
                 self._log.warning("replica.check_failed", error=type(error).__name__)
+            except Exception as error:  # a defect of ours must not end the care for the pair
+                self._log.exception("replica.defect", error=type(error).__name__)
             self._clock.block(self._nudge, self._times.health_interval)
 
     def status(self) -> ReplicationStatus:
