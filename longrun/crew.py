@@ -122,6 +122,12 @@ class Crew(Starting):
             self._engines = self.telemetry.sign_on(self, self._engines)
         self._signed_on = True
 
+    def _workflow_names(self) -> tuple[str, ...]:
+        return tuple([workflow.name for workflow in self.registry.workflows])
+
+    async def show_workflows(self) -> None:
+        await self._keeper.show(self._workflow_names())
+
     async def _take_lease(self) -> None:
         self._lock = LifeLock.acquire()
         self.owner = self._lock.life.owner
@@ -132,7 +138,7 @@ class Crew(Starting):
             ttl=self.config.lease_ttl,
             clock=self.clock,
             lost=self._lease_lost,
-            workflows=tuple(workflow.name for workflow in self.registry.workflows),
+            workflows=self._workflow_names(),
             queues=tuple(self.queues or ()),
         )
         try:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import attrs
+
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import LongrunError
 from longrun.life import Life, LifeLock, boot_id, is_dead
@@ -58,6 +60,12 @@ class LeaseKeeper:
         asked = self._clock.monotonic()
         await self._store.register(self.owner, self._ttl)
         self._held_until = asked + self._ttl
+
+    async def show(self, workflows: tuple[str, ...]) -> None:
+        """Let others know which workflows are known here, if there are more than at the start."""
+        if len(workflows) != len(self.owner.workflows):
+            self.owner = attrs.evolve(self.owner, workflows=workflows)
+            await self.register_again()
 
     def doubt(self) -> None:
         """Who owns what could not be found out: ask again at the next beat."""

@@ -358,6 +358,7 @@ class Sweeper:
         executor.look()
         knows_any = bool(executor.known_workflows())
         if knows_any:
+            await executor.show_workflows()
             await self.gates.look()
         if self.unsure:
             await self._find_lost()

@@ -196,3 +196,17 @@ async def test_what_no_living_worker_knows_says_so(url: str) -> None:
         async with Worker(registry, store=url):
             found = await client.handle("x").wait("waiting")
             assert (found.reason, (await client.get("x")).reason) == (None, None)
+
+
+async def test_a_workflow_that_a_worker_learns_later_is_known(url: str) -> None:
+    growing = StepRegistry()
+    growing.step(note)
+    growing.workflow("first", [note])
+    async with Worker(growing, store=url) as worker, Client(url) as client:
+        growing.workflow("second", ["note"])
+        with anyio.fail_after(30):
+            await client.submit("second", {}, id="x")
+            assert (await client.handle("x").wait()).state == "completed"
+        await worker.sweeper.once()
+        (shown,) = [owner for owner in await client.store.owners() if owner.workflows]
+        assert set(shown.workflows) == {"first", "second"}
