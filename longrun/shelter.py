@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from longrun.logging import get_logger
 from longrun.loops import Bell, current_loop, current_task
 
 Function = Callable[..., Awaitable[Any]]
@@ -23,6 +24,7 @@ class Shelter:
     def __init__(self, interrupted: Callable[[], object]) -> None:
         """`interrupted` is called when Ctrl-C came while one of the tasks ran; the tasks are cancelled then."""
         self._heard = interrupted
+        self._log = get_logger()
         self._interrupted = self._closing = False
         self._inner: TaskGroup | None = None
         self._early: list[tuple[Callable[..., None], Function, tuple[object, ...], str]] = []
@@ -102,8 +104,8 @@ class Shelter:
                 await self._watched(function, *args)
         except asyncio.CancelledError:
             raise
-        except Exception:
-            pass
+        except Exception as error:  # a step has left a scope open: its execution has ended, and the others go on
+            self._log.warning("task.left_open", error_type=type(error).__name__)
         except BaseException as error:
             self._failure = self._failure or error
             if self._inner is not None:

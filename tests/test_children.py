@@ -255,3 +255,38 @@ async def test_a_key_names_one_workflow():
             await ctx.start_child("bad", 1, key="a")
 
     await run(registry_of(step))
+
+
+async def test_a_parent_waits_for_its_place_again_also_after_a_childs_failure() -> None:
+    """Whoever ran in its place meanwhile has it until its step is done."""
+    at_work: list[str] = []
+    most = 0
+
+    async def busy(name: str) -> None:
+        nonlocal most
+        at_work.append(name)
+        most = max(most, len(at_work))
+        await anyio.wait_all_tasks_blocked()
+        at_work.remove(name)
+
+    async def parent(ctx: StepContext, state: int) -> int:
+        child = await ctx.start_child("fail", state, key="k")
+        with pytest.raises(ExecutionFailedError):
+            await child.result()
+        await busy("parent")
+        return state
+
+    async def other(state: int) -> int:
+        await busy("other")
+        return state
+
+    registry = crashing.registry_of(parent)
+    registry.register("fail", fail, retry=ONE)
+    registry.register("other", other)
+    for name in ("fail", "other"):
+        registry.workflow(name, [name])
+    async with Executor(registry, store="memory:", config=ExecutorConfig(max_concurrency=1)) as executor:
+        with anyio.fail_after(PATIENCE):
+            runs = [await executor.start(name, 1) for name in ("work", "other", "other", "other")]
+            assert [await run.result() for run in runs] == [1] * 4
+    assert most == 1
