@@ -39,6 +39,7 @@ from longrun.stores.choice import matches
 from longrun.stores.store import CheckpointStore
 
 T = TypeVar("T")
+W = TypeVar("W", Create, Save, Send)
 
 TRIES = 50
 """How often a reader starts over because a file moved under its hands."""
@@ -103,18 +104,14 @@ class FileBackend(StoreBackend):
     def commit(self, batch: Sequence[Write]) -> list[Answer]:
         writes = self._open.writes
         answers: list[Answer] = [None] * len(batch)
-        with _Guarded("a write failed"):
-            try:
-                for part in _in_order(batch):
-                    if creates := [(n, write) for n, write in part if isinstance(write, Create)]:
-                        writes.create(creates, answers)
-                    if saves := [(n, write) for n, write in part if isinstance(write, Save)]:
-                        writes.save(saves, answers)
-                    if sends := [(n, write) for n, write in part if isinstance(write, Send)]:
-                        writes.send(sends, answers)
-                writes.janitor.tidy_soon()
-            finally:
-                writes.journals.ring()
+        try:
+            for part in _in_order(batch):
+                _commit_kind(writes.create, [(n, write) for n, write in part if isinstance(write, Create)], answers)
+                _commit_kind(writes.save, [(n, write) for n, write in part if isinstance(write, Save)], answers)
+                _commit_kind(writes.send, [(n, write) for n, write in part if isinstance(write, Send)], answers)
+            writes.janitor.tidy_soon()
+        finally:
+            writes.journals.ring()
         return answers
 
     def claim(self, claim: Claim) -> list[Loaded]:
@@ -347,6 +344,20 @@ def _in_order(batch: Sequence[Write]) -> Iterator[list[tuple[int, Write]]]:
             kinds, part = {write.id: type(write)}, []
         part.append((n, write))
     yield part
+
+
+def _commit_kind(
+    commit: Callable[[Sequence[tuple[int, W]], list[Answer]], None], writes: list[tuple[int, W]], answers: list[Answer]
+) -> None:
+    """What fails for all of one kind refuses these: the others of the batch are stored, and are answered so."""
+    if not writes:
+        return
+    try:
+        with _Guarded("a write failed"):
+            commit(writes, answers)
+    except StoreUnavailableError as error:
+        for n, _ in writes:
+            answers[n] = error
 
 
 def _position(stored: Stored) -> tuple[float, str]:

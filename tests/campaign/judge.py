@@ -114,16 +114,21 @@ class FenceGrows:
 
 
 class NumbersGrow:
-    """I7, as acknowledged: each boundary's number is higher than all before it."""
+    """I7, as acknowledged: each boundary's number is higher than all before it. The very same write may be acknowledged
+    again where `FenceGrows` allows that."""
 
     def __init__(self) -> None:
         self._seq: dict[str, int] = defaultdict(int)
+        self._write: dict[tuple[str, int], tuple[int, int]] = {}
 
     def see(self, record: Record) -> Iterable[str]:
-        for seq, kind, *_ in record.get("rows", ()):
-            if seq <= self._seq[record["id"]]:
-                yield f"{record['id']}: boundary {seq} ({kind}) was acknowledged after {self._seq[record['id']]}"
-            self._seq[record["id"]] = seq
+        if not record.get("rows"):
+            return
+        id, write = record["id"], (record["fence"], record["revision"])
+        for seq, kind, *_ in record["rows"]:
+            if seq <= self._seq[id] and self._write.get((id, seq)) != write:
+                yield f"{id}: boundary {seq} ({kind}) was acknowledged after {self._seq[id]}"
+            self._seq[id], self._write[id, seq] = max(seq, self._seq[id]), write
 
 
 class OneEnd:

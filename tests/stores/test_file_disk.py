@@ -118,6 +118,10 @@ def backend(path: Path, disk: BadDisk) -> Iterator[FileBackend]:
     assert disk.left == set()
 
 
+def sick(fd: int, size: int) -> None:
+    raise OSError(errno.EIO, "the disk is sick")
+
+
 def attempt(backend: StoreBackend, write: Write) -> Any:
     """The answer, or the error that the commit raised."""
     try:
@@ -400,6 +404,45 @@ def test_a_message_that_was_not_acknowledged_leaves_no_trace(
         assert attempt(backend, send("a", "again")) == 1
         for one in (backend, other):
             assert [(message.id, message.name) for message in one.messages("a")] == [(1, "again")]
+
+
+@pytest.mark.parametrize("call", ["write", "fdatasync"])
+def test_a_message_that_could_not_be_taken_back_is_made_durable_anew(
+    path: Path, backend: FileBackend, disk: BadDisk, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """I9, I10: it may be there or not; whoever sends it again is told that it is there, and then it is, for all."""
+    done(backend, create("a", ExecutionState.WAITING, head_fields={"signal": "s"}))
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "truncate", sick)
+        disk.short = call == "write"
+        disk.fail(call, 2 if call == "write" else 1, errno.EIO)
+        assert isinstance(attempt(backend, send("a", "s", key="k")), StoreUnavailableError)
+        disk.short = False
+    torn = (path / "inbox/a.jsonl").stat().st_ino
+    disk.synced.clear()
+    disk.fail("fsync", 1, errno.EIO)
+    assert isinstance(attempt(backend, send("a", "s", key="k")), StoreUnavailableError)
+    disk.fail("", 0)
+    assert attempt(backend, send("a", "s", key="k")) == 1
+    assert (path / "inbox/a.jsonl").stat().st_ino != torn
+    with opened(FileBackend(path)) as other:
+        for one in (backend, other):
+            assert [(message.id, message.name) for message in one.messages("a")] == [(1, "s")]
+    assert len(backend.claim(claim("me"))) == 1, "it waits for that message"
+
+
+def test_a_key_that_was_sent_is_synced_before_it_is_acknowledged_again(
+    path: Path, backend: FileBackend, disk: BadDisk
+) -> None:
+    """Whoever sent it may have died between the write and the sync."""
+    done(backend, create("a"))
+    assert attempt(backend, send("a", key="k")) == 1
+    disk.synced.clear()
+    disk.fail("fdatasync", 1, errno.EIO)
+    assert isinstance(attempt(backend, send("a", key="k")), StoreUnavailableError)
+    assert attempt(backend, send("a", key="k")) == 1
+    assert disk.synced == [(path / "inbox/a.jsonl").stat().st_ino]
+    assert len(backend.messages("a")) == 1
 
 
 @pytest.mark.parametrize("at", range(1, 7))

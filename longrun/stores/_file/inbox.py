@@ -114,6 +114,8 @@ def _add(letters: Letters, line: Line, born: str) -> None:
 def send(place: Place, box: Box, sends: Sequence[Send], mail: Mail) -> list[int | SignalQueueFullError]:
     """Append messages, durably but for the directory entry of a new file, and answer each."""
     try:
+        if box.name in box.folder.torn:
+            _write_anew(place, box)
         fd = place.open_locked(box.folder, box.name)
         try:
             return _send_locked(place, box, fd, sends, mail)
@@ -135,9 +137,11 @@ def _send_locked(
     answers: list[int | SignalQueueFullError] = []
     lines: list[bytes] = []
     waiting = len(letters.waiting(mail))
+    known = False
     for one in sends:
         message = one.message
         if message.key is not None and message.key in letters.keys:
+            known = True
             answers.append(letters.keys[message.key])
         elif waiting >= one.limit:
             answers.append(SignalQueueFullError(one.id, one.limit))
@@ -150,7 +154,9 @@ def _send_locked(
     if lines:
         if not letters.clean:
             size = _close_end(place, fd, data, letters.end)
-        _append(place, box.folder, fd, size, b"".join(lines))
+        _append(place, box, fd, size, b"".join(lines))
+    if known:
+        _make_sure(place, box, fd)
     return answers
 
 
@@ -163,17 +169,48 @@ def _close_end(place: Place, fd: int, data: bytes, end: int) -> int:
     return end
 
 
-def _append(place: Place, folder: Folder, fd: int, size: int, data: bytes) -> None:
-    ino = place.disk.fstat(fd).st_ino
+def _append(place: Place, box: Box, fd: int, size: int, data: bytes) -> None:
+    folder, ino = box.folder, place.disk.fstat(fd).st_ino
     folder.unsettled[ino] = size
     try:
         write_all(place.disk, fd, data)
         place.disk.fdatasync(fd)
     except OSError:
+        folder.torn.add(box.name)
         place.disk.truncate(fd, size)  # what was not acknowledged leaves no trace; a later append writes its page anew
-        del folder.unsettled[ino]
+        folder.torn.discard(box.name)
         raise
-    del folder.unsettled[ino]
+    finally:
+        del folder.unsettled[ino]
+
+
+def _make_sure(place: Place, box: Box, fd: int) -> None:
+    """Whoever had sent a message may have died, or failed, before it was durable."""
+    box.folder.torn.add(box.name)
+    place.disk.fdatasync(fd)
+    box.folder.sync()
+    box.folder.torn.discard(box.name)
+
+
+def _write_anew(place: Place, box: Box) -> None:
+    """A write has failed and could not be taken back: what stands in the file may be there in memory alone, and no sync
+    would tell. It goes into a new file before anything is acknowledged because of it."""
+    fd = place.open_locked(box.folder, box.name)
+    try:
+        data = read_range(place.disk, fd, 0)
+        end = data.rfind(b"\n") + 1
+        _replace(place, box, data + b"\n" if fits(data[end:]) else data[:end])
+        box.folder.torn.discard(box.name)
+    finally:
+        place.disk.close(fd)
+
+
+def _replace(place: Place, box: Box, data: bytes) -> None:
+    """Under the lock: put this in the place of what the inbox holds."""
+    temporary, new = place.temporary(data, sync=True)
+    place.disk.close(new)
+    place.replace(temporary, box.folder, box.name)
+    box.folder.sync()
 
 
 def _message_line(box: Box, message: Message) -> bytes:
@@ -198,9 +235,6 @@ def compact(place: Place, box: Box, mail: Mail) -> None:
         lines += [_message_line(box, message) for message in waiting]
         if waiting and waiting[-1].id != letters.last:
             lines.append(pack(Identity(box.id, 0), letters.last, {"kind": "keys", "born": box.born, "keys": {}}))
-        temporary, new = place.temporary(b"".join(lines), sync=True)
-        place.disk.close(new)
-        place.replace(temporary, box.folder, box.name)
-        box.folder.sync()
+        _replace(place, box, b"".join(lines))
     finally:
         place.disk.close(fd)

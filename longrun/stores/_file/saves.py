@@ -144,16 +144,14 @@ class Saves:
         appends: dict[str, _Append] = {}
         for place, save in batch:
             append = appends.get(save.id)
-            if append is None or append.head.fence != save.head.fence:
-                try:
+            try:
+                if append is None or append.head.fence != save.head.fence:
                     append = appends.setdefault(save.id, _Append(self._owned(save)))
-                except LongrunError as error:
-                    answers[place] = error
-                    continue
-                except OSError as error:
-                    answers[place] = failed(error)
-                    continue
-            self._lay_out(append, place, save, answers)
+                self._lay_out(append, place, save)
+            except LongrunError as error:
+                answers[place] = error
+            except OSError as error:
+                answers[place] = failed(error)
         return list(appends.values())
 
     def _owned(self, save: Save) -> Journal:
@@ -170,20 +168,20 @@ class Saves:
                 raise LeaseLostError(save.id, save.head.fence)
         return self._journals.attach(save)
 
-    def _lay_out(self, append: _Append, place: int, save: Save, answers: list[Answer]) -> None:
+    def _lay_out(self, append: _Append, place: int, save: Save) -> None:
         stored, head = append.head.revision, save.head
         if stored < head.revision - 1:
-            answers[place] = self._out_of_order(append.journal, save, stored)
-            return
-        append.saves.append((place, save))
+            raise self._out_of_order(append.journal, save, stored)
         if stored >= head.revision:
-            return  # done already; the fence is still to be compared
+            append.saves.append((place, save))  # done already; the fence is still to be compared
+            return
         if save.take or head.state in CLEARED:
-            append.mail = append.mail.copy()
-            append.mail.take(save.take)
+            mail = append.mail.copy()
+            mail.take(save.take)
             if head.state in CLEARED:
-                append.mail.take_all(self._last_message(append.journal))
-            append.rings = True
+                mail.take_all(self._last_message(append.journal))
+            append.mail, append.rings = mail, True
+        append.saves.append((place, save))
         if save.steps is not None:
             append.total = len(save.steps)
         lines = save_lines(append.journal.identity, append.n + 1, save, append.mail, total=append.total)
@@ -192,18 +190,13 @@ class Saves:
         append.head = head
         append.rings = append.rings or head.owner is None
 
-    def _out_of_order(self, journal: Journal, save: Save, stored: int) -> LongrunError:
+    def _out_of_order(self, journal: Journal, save: Save, stored: int) -> WriteOrderError:
         """A write is missing before this one; but that its owner has lost the execution would count first."""
         try:
-            try:
-                journal.check_owned()
-            except LeaseLostError:
-                self._journals.release(save.id)
-                stored = self._journals.attach(save).head.revision
-        except LongrunError as error:
-            return error
-        except OSError as error:
-            return failed(error)
+            journal.check_owned()
+        except LeaseLostError:
+            self._journals.release(save.id)
+            stored = self._journals.attach(save).head.revision
         return WriteOrderError(KIND, save.id, stored, save.head.revision)
 
     def _last_message(self, journal: Journal) -> int:
@@ -281,16 +274,16 @@ class Saves:
                 answers[place] = error
             return []
         self._journals.release(journal.id)
-        spot = locate(self._place, journal.id)
         try:
+            spot = locate(self._place, journal.id)
             if spot is not None and spot.gen == journal.gen and self._catalog.mail(journal.id, spot)[0] == journal.born:
                 return append.saves  # another hand moved the file, or wrote to it: read it again
-        except CorruptDataError as damage:  # for this one alone; the others of the batch go on
+            if spot is not None and spot.folder is self._place.live:
+                self._catalog.find(journal.id, spot.gen)
+        except (CorruptDataError, OSError) as trouble:  # for this one alone; the others of the batch go on
             for place, _ in append.saves:
-                answers[place] = damage
+                answers[place] = failed(trouble) if isinstance(trouble, OSError) else trouble
             return []
-        if spot is not None and spot.folder is self._place.live:
-            self._catalog.find(journal.id, spot.gen)
         if append.durable and append.head.owner is None and journal.was_read(append.head.revision):
             self._journals.changed(journal.name)
             return []  # given back, and taken up from there before the answer came
