@@ -6,6 +6,7 @@ all of them. The rules know nothing of the executor: they see effects, acknowled
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -114,21 +115,23 @@ class FenceGrows:
 
 
 class NumbersGrow:
-    """I7, as acknowledged: each boundary's number is higher than all before it. The very same write may be acknowledged
-    again where `FenceGrows` allows that."""
+    """I7, as acknowledged: each boundary's number is higher than those of all writes before it. The order of the writes
+    is that of their revisions; whether one may be acknowledged late, or again, is `FenceGrows`' concern."""
 
     def __init__(self) -> None:
-        self._seq: dict[str, int] = defaultdict(int)
-        self._write: dict[tuple[str, int], tuple[int, int]] = {}
+        self._rows: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        """For each execution the revisions, in order, and the numbers that came with them."""
 
     def see(self, record: Record) -> Iterable[str]:
-        if not record.get("rows"):
-            return
-        id, write = record["id"], (record["fence"], record["revision"])
-        for seq, kind, *_ in record["rows"]:
-            if seq <= self._seq[id] and self._write.get((id, seq)) != write:
-                yield f"{id}: boundary {seq} ({kind}) was acknowledged after {self._seq[id]}"
-            self._seq[id], self._write[id, seq] = max(seq, self._seq[id]), write
+        for seq, kind, *_ in record.get("rows", ()):
+            known, row = self._rows[record["id"]], (record["revision"], seq)
+            place = bisect_left(known, row)
+            if row in known[place : place + 1]:
+                continue
+            around = known[max(0, place - 1) : place + 1]
+            if any((other < row) != (other[1] < seq) for other in around):
+                yield f"{record['id']}: boundary {seq} ({kind}) was acknowledged beside {[n for _, n in around]}"
+            known.insert(place, row)
 
 
 class OneEnd:

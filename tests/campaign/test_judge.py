@@ -43,7 +43,8 @@ FAULTS = {
     ],
     "revision 2 was acknowledged after 2": [ack(), SECOND, ack(revision=2, seq=3)],
     "revision 2 was acknowledged after 3": [ack(), ack(revision=3, seq=3), ack(revision=2, rows=[])],
-    "boundary 2 (step) was acknowledged after 2": [ack(), SECOND, ack(revision=3, seq=2)],
+    "boundary 2 (step) was acknowledged beside [2]": [ack(), SECOND, ack(revision=3, seq=2)],
+    "boundary 3 (step) was acknowledged beside [1, 2]": [ack(), ack(revision=3, seq=2), ack(revision=2, seq=3)],
     "begin after it had completed": [ack(), ack(revision=2, seq=2, state="completed"), BEGIN],
     "told as completed before": [ack(), note("event", type="execution_completed", seq=None)],
     "told as checkpointed at 2 before": [ack(), note("event", type="checkpointed", seq=2)],
@@ -67,6 +68,12 @@ def test_an_undisturbed_course_has_no_fault() -> None:
         note("event", type="execution_completed", seq=None),
     ]
     assert judge_records(course) == []
+
+
+def test_a_write_that_is_handed_over_again_may_be_acknowledged_again() -> None:
+    """The one before it had failed although it was stored, so that both go once more, in their order."""
+    failed = note("refused", fence=1, revision=2)
+    assert judge_records([ack(), failed, ack(revision=3, seq=3), SECOND, ack(revision=3, seq=3)]) == []
 
 
 def test_an_execution_that_the_store_lost_is_a_fault() -> None:
