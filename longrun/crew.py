@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -18,9 +19,9 @@ from longrun.book import MISSING, Book
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.control import Obedience
 from longrun.control_room import Ended, inside, refuse_inside
-from longrun.errors import CodecError, ConfigError, ExecutionNotFoundError, LeaseLostError, LongrunError
+from longrun.errors import ConfigError, LeaseLostError, LongrunError
 from longrun.events import EventType, ExecutionEvent, Listener
-from longrun.lease import LeaseKeeper
+from longrun.lease import LeaseKeeper, check_ownership
 from longrun.life import LifeLock
 from longrun.logging import get_logger
 from longrun.loops import Bell, current_loop
@@ -487,26 +488,4 @@ class Crew(Starting):
     def _lease_lost(self) -> None:
         """The store may have given this owner's executions to others. What is still ours goes on, the rest stops."""
         self.log.warning("lease.lost", owner=self.owner)
-        self.spawn(self._check_ownership, name="longrun-check-ownership")
-
-    async def _check_ownership(self) -> None:
-        try:
-            await self._keeper.register_again()
-            for runner in list(self.runners.values()):
-                if not await self._still_ours(runner.id, runner.head):
-                    runner.lose()
-            for id, head in list(self.resting.items()):
-                if not await self._still_ours(id, head):
-                    self.resting.pop(id, None)
-        except LongrunError as error:
-            self.log.warning("lease.check_failed", problem=str(error))
-            self._keeper.doubt()
-
-    async def _still_ours(self, id: str, head: Head) -> bool:
-        """By the fence. Of one that cannot be read nobody can tell, so that its next write decides."""
-        try:
-            return (await self.store.load(id)).head.fence == head.fence
-        except ExecutionNotFoundError:
-            return False
-        except CodecError:
-            return True
+        self.spawn(partial(check_ownership, self, self._keeper), name="longrun-check-ownership")

@@ -8,17 +8,18 @@ to look: what is refused is decided by the fence (I12).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
 from longrun.clock import SYSTEM_CLOCK, Clock
-from longrun.errors import LongrunError
+from longrun.errors import CodecError, ExecutionNotFoundError, LongrunError
 from longrun.life import Life, LifeLock, boot_id, is_dead
+from longrun.logging import Log
 from longrun.loops import current_loop
-from longrun.stored import Owner
+from longrun.stored import Head, Owner
 from longrun.stores.store import CheckpointStore
 
 TOUCH_EVERY = 600.0
@@ -102,6 +103,50 @@ class LeaseKeeper:
         if answer is False or self._clock.monotonic() > self._held_until:
             self._loop.call_soon(self._lost)
         self._held_until = asked + self._ttl
+
+
+class Holder(Protocol):
+    """Whose executions a lease keeps."""
+
+    store: CheckpointStore
+    log: Log
+    resting: dict[str, Head]
+
+    @property
+    def runners(self) -> Mapping[str, Held]: ...
+
+
+class Held(Protocol):
+    """An execution that runs here."""
+
+    @property
+    def head(self) -> Head: ...
+    def lose(self) -> None: ...
+
+
+async def check_ownership(holder: Holder, keeper: LeaseKeeper) -> None:
+    """After a lost lease: what is still ours goes on, the rest stops."""
+    try:
+        await keeper.register_again()
+        for id, runner in list(holder.runners.items()):
+            if not await _still_ours(holder.store, id, runner.head):
+                runner.lose()
+        for id, head in list(holder.resting.items()):
+            if not await _still_ours(holder.store, id, head):
+                holder.resting.pop(id, None)
+    except LongrunError as error:
+        holder.log.warning("lease.check_failed", problem=str(error))
+        keeper.doubt()
+
+
+async def _still_ours(store: CheckpointStore, id: str, head: Head) -> bool:
+    """By the fence. Of one that cannot be read nobody can tell, so that its next write decides."""
+    try:
+        return (await store.load(id)).head.fence == head.fence
+    except ExecutionNotFoundError:
+        return False
+    except CodecError:
+        return True
 
 
 def gone(owners: list[Owner], *, but: str | None = None) -> frozenset[str]:

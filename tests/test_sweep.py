@@ -19,6 +19,7 @@ from longrun import (
     StepRegistry,
     StoreUnavailableError,
 )
+from longrun.lease import check_ownership
 from longrun.records import ExecutionState
 from longrun.registry import AD_HOC
 from longrun.stored import Claim, Loaded, Query, Stored
@@ -264,7 +265,7 @@ async def test_one_that_is_gone_does_not_hide_the_loss_of_the_others(
 
         runners = dict(executor.runners)
         monkeypatch.setattr(store, "load", load)
-        await executor._check_ownership()
+        await check_ownership(executor, executor._keeper)
         with anyio.fail_after(PATIENCE):
             for id in ("deleted", "taken"):
                 await runners[id].ended.wait()
