@@ -7,6 +7,7 @@ to look: what is refused is decided by the fence (I12).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -89,7 +90,8 @@ class LeaseKeeper:
             touched += self._interval
             if touched >= TOUCH_EVERY:
                 touched = 0.0
-                self._lock.touch()
+                with contextlib.suppress(OSError):  # a cleaner may come then; the lease is renewed all the same
+                    self._lock.touch()
             try:
                 self._store.renew(self.owner.id, self._ttl, partial(self._renewed, now))
             except LongrunError:

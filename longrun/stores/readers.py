@@ -57,7 +57,14 @@ class Readers:
             if starts:
                 self._threads += 1
         if starts:
-            threading.Thread(target=self._run, name="longrun-reader", daemon=True).start()
+            try:
+                threading.Thread(target=self._run, name="longrun-reader", daemon=True).start()
+            except RuntimeError:  # no more threads are to be had: those that there are do it
+                with self._lock:
+                    self._threads -= 1
+                    if self._threads <= 0:
+                        self._threads, self._busy = 0, self._busy - 1
+                        raise
         self._requests.put(request)
 
     def _run(self) -> None:

@@ -351,8 +351,9 @@ class _Watcher:
             self.shared = len(self._listeners) > 1
             if self._thread is None:
                 self._stopping.clear()
-                self._thread = threading.Thread(target=self._run, name="longrun-watcher", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="longrun-watcher", daemon=True)
+                thread.start()
+                self._thread = thread
         return lambda: self._remove(mark)
 
     def _remove(self, mark: object) -> None:

@@ -32,7 +32,7 @@ from longrun.stores._file.done import read_done
 from longrun.stores._file.entries import rank
 from longrun.stores._file.entry import NO_INBOX, Entry, Inbox
 from longrun.stores._file.history import move_history
-from longrun.stores._file.inbox import Letters, box_of, read_letters
+from longrun.stores._file.inbox import Letters, box_of, read_letters, sure_box
 from longrun.stores._file.journal import Journal, failed, remove_locked
 from longrun.stores._file.lines import Identity
 from longrun.stores._file.mine import Journals
@@ -179,6 +179,8 @@ class Claims:
     def _take(self, entry: Entry, claim: Claim) -> _Taken | None:
         """Create the next generation, then read this one; None if somebody else was quicker or it is not to be had."""
         gen = entry.gen + 1
+        if entry.state.finished:  # on its way to done/ perhaps, which its messages reach first
+            sure_box(self._place, box_of(self._place, entry.stem, entry.id, entry.born), entry.stem, done=False)
         identity = Identity(entry.id, gen)
         first = claim_line(identity, claim.owner, self._clock.now())
         temporary, fd = self._place.temporary(first, sync=False)

@@ -5,9 +5,10 @@ Place in the life of an execution: checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from longrun.stores._file.disk import Disk
@@ -68,11 +69,14 @@ class Crew:
                     return
                 function(item)
 
-        others = [self._pool.submit(work) for _ in range(min(SIZE, len(items)) - 1)]
+        others: list[Future[None]] = []
         try:
+            with contextlib.suppress(RuntimeError):  # no more threads are to be had: those that there are do it
+                others.extend(self._pool.submit(work) for _ in range(min(SIZE, len(items)) - 1))
             work()
         finally:
-            wait(others)
+            wait(others)  # nobody may be at work any more when this is over
+            todo.clear()
         for other in others:
             other.result()
 

@@ -168,7 +168,7 @@ class Folder:
         self.unsettled: dict[int, int] = {}
         """By inode: the size up to which a file that we are writing to is durable and ours. Readers see no more."""
         self.torn: set[str] = set()
-        """Names of files with something at their end that could neither be made durable nor cut off."""
+        """Names of files that could not be made durable: they, or something at their end that could not be cut off."""
 
     def names(self) -> list[str]:
         return self.disk.names(self.fd)

@@ -18,7 +18,10 @@ def move_history(place: Place, stem: str, contents: Contents) -> None:
         return
     identity = Identity(contents.id, 0)
     lines = [pack(identity, row["seq"], {"kind": "row", "born": contents.born, "row": row}) for row in rows]
-    fd, new = place.history.open_or_create(f"{stem}.jsonl")
+    name = f"{stem}.jsonl"
+    fd, new = place.history.open_or_create(name)
+    if new:
+        place.history.torn.add(name)  # until its name is durable too
     try:
         size = place.disk.fstat(fd).st_size
         torn = size > 0 and place.disk.pread(fd, 1, size - 1) != b"\n"
@@ -26,8 +29,9 @@ def move_history(place: Place, stem: str, contents: Contents) -> None:
         place.disk.fdatasync(fd)
     finally:
         place.disk.close(fd)
-    if new:
+    if name in place.history.torn:
         place.history.sync()
+        place.history.torn.discard(name)
     contents.drop_old_rows()
 
 

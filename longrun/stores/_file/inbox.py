@@ -6,6 +6,7 @@ is compacted; the journal says which ones those are. Keys outlive their messages
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import attrs
@@ -83,6 +84,21 @@ def read_box(place: Place, stem: str, id: str, *, done: bool) -> tuple[Box, byte
         except UnopenableError as error:
             raise UnreadableFileError(id, error) from error
     return here, b""
+
+
+def sure_box(place: Place, box: Box, stem: str, *, done: bool) -> Box:
+    """Under the place's lock: where to write for an execution that has no inbox beside its journal. A move that was cut
+    short has left it in the other place: from done/ it comes back, and in inbox/ it is as good as in done/."""
+    there = box_of(place, stem, box.id, box.born, done=not done)
+    if box.folder.stat(box.name) is not None or there.folder.stat(there.name) is None:
+        return box
+    if done:
+        return there
+    with contextlib.suppress(FileExistsError, FileNotFoundError):  # somebody else does the same
+        place.disk.link(there.name, box.name, there.folder.fd, box.folder.fd)
+    box.folder.sync()
+    there.folder.remove(there.name)
+    return box
 
 
 def parse_letters(place: Place, box: Box, data: bytes) -> Letters:
@@ -210,7 +226,9 @@ def _replace(place: Place, box: Box, data: bytes) -> None:
     temporary, new = place.temporary(data, sync=True)
     place.disk.close(new)
     place.replace(temporary, box.folder, box.name)
+    box.folder.torn.add(box.name)  # until the new file has the name for good, nothing in it may be acknowledged
     box.folder.sync()
+    box.folder.torn.discard(box.name)
 
 
 def _message_line(box: Box, message: Message) -> bytes:

@@ -258,8 +258,11 @@ class Place:
         if self.quarantine.stat(name) is None:
             temporary, fd = self.temporary(data, sync=True)
             self.disk.close(fd)
-            if self.publish(temporary, self.quarantine, name):
-                self.quarantine.sync()
+            self.quarantine.torn.add(name)  # until its name is durable too
+            self.publish(temporary, self.quarantine, name)
+        if name in self.quarantine.torn:
+            self.quarantine.sync()
+            self.quarantine.torn.discard(name)
         return name
 
 

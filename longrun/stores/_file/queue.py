@@ -102,7 +102,10 @@ class SyncQueue:
 
 def _system_call() -> Callable[..., int]:
     """A system call by its number, with up to five whole numbers; what it returns, or its error code below zero."""
-    import ctypes  # only for whoever has many files
+    try:
+        import ctypes  # only for whoever has many files
+    except ImportError as error:  # a Python that was built without libffi
+        raise UnusableError from error
 
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     syscall.argtypes, syscall.restype = [ctypes.c_long] * 6, ctypes.c_long

@@ -216,10 +216,15 @@ class Saves:
         now = time.monotonic()
         if bad := [append for append in chunk if append.journal.bad]:
             self._crew.run(_Append.mend, bad)
-        for append in chunk:
-            if append.error is None:
-                append.write(now)
-        self._sync([append for append in chunk if append.lines and append.error is None])
+        try:
+            for append in chunk:
+                if append.error is None:
+                    append.write(now)
+            self._sync([append for append in chunk if append.lines and append.error is None])
+        except BaseException:  # what was written may not be durable, and must not be taken for it when it is read again
+            for append in chunk:
+                append.journal.bad = append.journal.bad or bool(append.lines)
+            raise
         for append in chunk:
             if append.error is None:
                 append.confirm(now)

@@ -60,7 +60,7 @@ class Writes:
         size = min(CREATE_CHUNK, self.journals.limit)
         for start in range(0, len(items), size):
             self._create_chunk([Birth(*item) for item in items[start : start + size]], answers)
-        if items:
+        if items or any(answers[place] is False for place, _ in batch):  # also that an id is taken must stay true
             self.place.sync_names(self.place.live)
 
     def _taken(self, id: str) -> bool:
@@ -117,8 +117,12 @@ class Writes:
             if spot is None:
                 raise ExecutionNotFoundError(id)
             born, mail = self.catalog.mail(id, spot)
-            box = inbox.box_of(self.place, spot.stem, id, born, done=spot.folder is self.place.done)
+            done = spot.folder is self.place.done
+            box = inbox.box_of(self.place, spot.stem, id, born, done=done)
             status = box.folder.stat(box.name)
+            if status is None:
+                box = inbox.sure_box(self.place, box, spot.stem, done=done)
+                status = box.folder.stat(box.name)
             return Post(box, sends, mail, status is None or status.st_size == 0)
         except LongrunError as error:
             for where, _ in sends:

@@ -24,7 +24,7 @@ class ReplicatedBackend(ReadingBackend):
     """Every method that changes something. One caller at a time, behind the gate."""
 
     def commit(self, batch: Sequence[Write]) -> list[Answer]:
-        with self._at_the_gate():
+        with self._to_write():
             return [answer for part in _parts(batch) for answer in self._part(part)]
 
     def _part(self, part: Sequence[Write]) -> list[Answer]:
@@ -88,7 +88,7 @@ class ReplicatedBackend(ReadingBackend):
     # claims
 
     def claim(self, claim: Claim) -> list[Loaded]:
-        with self._at_the_gate():
+        with self._to_write():
             return self._claim(claim)
 
     def _claim(self, claim: Claim) -> list[Loaded]:
@@ -140,7 +140,7 @@ class ReplicatedBackend(ReadingBackend):
         self._both("unregister", owner)
 
     def _both(self, call: str, *args: Any) -> Any:
-        with self._at_the_gate():
+        with self._to_write():
             return self._on_both(call, *args)
 
     def _on_both(self, call: str, *args: Any) -> Any:
@@ -170,7 +170,7 @@ class ReplicatedBackend(ReadingBackend):
     # deleting
 
     def delete(self, ids: Sequence[str]) -> list[bool]:
-        with self._at_the_gate():
+        with self._to_write():
             return self._delete(tuple(ids))
 
     def _delete(self, ids: tuple[str, ...]) -> list[bool]:

@@ -49,6 +49,8 @@ class Council:
         self.failovers = 0
         self.since = 0.0
         """When the last term began, by the monotonic clock."""
+        self._noted = 0
+        """The newest term that is known to be stored on the side that is active in it."""
         self.before_switch: Callable[[], None] = lambda: None
         """Brings over what waits to be copied, or raises."""
         self._witness = witness
@@ -84,8 +86,13 @@ class Council:
 
     def decide(self) -> None:
         """At the start, and until it is known: find the newest term. Without one the store waits, and says why."""
-        reached = {name: side for name, side in self.sides.items() if side.answers()}
-        records = {name: read_term(side) for name, side in reached.items()}
+        reached: dict[str, Side] = {}
+        records: dict[str, Term | None] = {}
+        for name, side in self.sides.items():
+            with contextlib.suppress(LostError):
+                if side.answers():
+                    records[name] = read_term(side)
+                    reached[name] = side
         seen = [term for term in records.values() if term is not None]
         told = self._told()
         newest = max([*seen, *([told] if told else [])], key=lambda term: term.generation, default=None)
@@ -209,6 +216,21 @@ class Council:
         self._follow(newest)
         return True
 
+    def note(self) -> None:
+        """Before a write: a term of which only the witness knows, since it could not be written down, or since whoever
+        proposed it has died, is stored on its active side."""
+        term = self.term
+        if term is None or term.generation <= self._noted:
+            return
+        try:
+            stored = write_term(self.active, term, self._clock.now())
+        except LostError as lost:
+            self.lost(lost)
+            return
+        self._noted = stored.generation
+        if stored.generation > term.generation:
+            self.follow()
+
     def _follow(self, term: Term) -> None:
         self.term, self.trouble, self.since = term, "", self._clock.monotonic()
         self._log.info("replica.term", generation=term.generation, active=term.active, standby=term.standby)
@@ -229,6 +251,7 @@ class Council:
             self._follow(new)
         stored = write_term(self.sides[active], new, self._clock.now())
         self._follow(stored)
+        self._noted = stored.generation
         if stored == new and standby != BEHIND:
             write_term(self._other(self.sides[active]), new, self._clock.now())
         return stored == new

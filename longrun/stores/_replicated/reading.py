@@ -116,6 +116,13 @@ class ReadingBackend(StoreBackend):
         with self._gate, self._raising():
             yield
 
+    @contextlib.contextmanager
+    def _to_write(self) -> Iterator[None]:
+        """The same for whoever changes something."""
+        with self._at_the_gate():
+            self._council.note()
+            yield
+
     @staticmethod
     @contextlib.contextmanager
     def _raising() -> Iterator[None]:

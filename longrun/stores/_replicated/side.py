@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from longrun.errors import StoreUnavailableError
+from longrun.errors import CorruptDataError, StoreUnavailableError, WriteOrderError
 from longrun.stores.base import StoreBackend
 
 
@@ -50,7 +50,7 @@ class Side:
                 return True
             try:
                 self.backend.open()
-            except StoreUnavailableError as error:
+            except (StoreUnavailableError, CorruptDataError) as error:
                 self.problem = error.problem
                 return False
             self._opened, self.problem, self.strikes = True, None, 0
@@ -67,7 +67,7 @@ class Side:
         """Whether it answers now."""
         try:
             if self.open():
-                self.read("ping")
+                self.read_whole("ping")
         except LostError:
             return False
         return self.problem is None
@@ -76,12 +76,33 @@ class Side:
         """A call that changes something: one at a time."""
         with self._lock:
             try:
-                answer = self.read(call, *args)
+                answer = self._written(call, *args)
             except LostError:
                 self.strikes += 1
                 raise
             self.strikes = 0
             return answer
+
+    def _written(self, call: str, *args: Any) -> Any:
+        """A store that refuses every write of a batch, as with a full disk, is a side that does not answer. What
+        concerns one execution alone is among the answers."""
+        answer = self.read_whole(call, *args)
+        if call == "commit" and answer and all(map(_is_away, answer)):
+            raise self._lost(answer[0])
+        return answer
+
+    def read_whole(self, call: str, *args: Any) -> Any:
+        """A call that is about no execution of a user's: damage means that the store itself cannot be used."""
+        try:
+            return self.read(call, *args)
+        except CorruptDataError as error:
+            lost = StoreUnavailableError(self.backend.kind, str(error))
+            lost.__cause__ = error
+            raise self._lost(lost) from error
+
+    def _lost(self, error: StoreUnavailableError) -> LostError:
+        self.problem = error.problem
+        return LostError(self, error)
 
     def read(self, call: str, *args: Any, **options: Any) -> Any:
         if not self._opened:
@@ -89,7 +110,10 @@ class Side:
         try:
             answer = getattr(self.backend, call)(*args, **options)
         except StoreUnavailableError as error:
-            self.problem = error.problem
-            raise LostError(self, error) from error
+            raise self._lost(error) from error
         self.problem = None
         return answer
+
+
+def _is_away(answer: object) -> bool:
+    return isinstance(answer, StoreUnavailableError) and not isinstance(answer, WriteOrderError)

@@ -65,7 +65,7 @@ class Term:
 def read_term(side: Side) -> Term | None:
     """What the side has stored. Its record names the part that the store has in the pair: two processes that gave the
     two in different order would each write to the one that the other reads."""
-    loaded: Loaded | None = side.read("load", TERM_ID)
+    loaded: Loaded | None = side.read_whole("load", TERM_ID)
     if loaded is None:
         return None
     part = loaded.head.note

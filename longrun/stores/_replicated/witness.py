@@ -68,8 +68,11 @@ class DirectoryWitness:
         with _reaching():
             newest = self.read()
             if newest is not None and newest.generation >= term.generation:
+                if newest == term:  # stored by an earlier call, which may have failed before it was durable
+                    self._sync()
                 return newest == term
             self._link(term)
+            self._sync()
             won = self.read() == term
             for number in self._numbers()[:-2]:
                 self._file(number).unlink(missing_ok=True)
@@ -87,6 +90,8 @@ class DirectoryWitness:
                 os.link(temporary, self._file(term.generation))
         finally:
             os.unlink(temporary)
+
+    def _sync(self) -> None:
         directory = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)
@@ -125,13 +130,18 @@ class StoreWitness:
 
     def propose(self, term: Term) -> bool:
         newest = self.read()
-        if newest is not None and newest.generation >= term.generation:
-            return newest == term
-        self._backend.commit([self._record(term)])
+        if newest is not None and newest.generation >= term.generation and newest != term:
+            return False
+        self._commit(self._record(term))  # also where it is there already: the call that stored it may have failed
         won = self.read() == term
         for number in range(max(1, term.generation - 3), term.generation - 1):
             self._remove(self._id(number))
         return won
+
+    def _commit(self, write: Create) -> None:
+        for answer in self._backend.commit([write]):
+            if isinstance(answer, StoreUnavailableError):
+                raise answer
 
     def _remove(self, id: str) -> None:
         old = self._backend.load(id)
