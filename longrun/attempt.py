@@ -18,7 +18,7 @@ from attrs import define
 
 from longrun.branches import as_failure, take_back
 from longrun.context import StepContext, SyncStepContext, root_context
-from longrun.errors import ContextClosedError, StepError, StepInterrupted, StepTimeoutError
+from longrun.errors import ContextClosedError, StepError, StepInterrupted, StepTimeoutError, raised_itself
 from longrun.ledger import Ledger
 from longrun.loops import Loop
 from longrun.port import StepInfo
@@ -55,6 +55,10 @@ class Host(Protocol):
     @property
     def goes_on(self) -> bool:
         """Whether nobody is ending the task that it runs in."""
+
+    @property
+    def in_its_task(self) -> bool:
+        """Whether its task runs, and is not being closed by a loop or the garbage collector."""
 
     @property
     def ledger(self) -> Ledger:
@@ -141,9 +145,8 @@ class Attempt:
 
     async def run(self, engine: Engine, state: Any) -> Outcome:
         """Call the function; everything it can do ends as an outcome, but for its cancellation: see `cut_short`."""
-        if self.step.timeout is not None:
-            self._deadline = time.monotonic() + self.step.timeout
-            self._scope.deadline = anyio.current_time() + self.step.timeout
+        if self.step.engine == "loop":
+            self._start_clock()
         try:
             value = await engine.run(self, state)
             if self._deadline is not None and self._is_late():
@@ -152,11 +155,19 @@ class Attempt:
         except StepInterrupted as error:
             return self.cut_short() if self._scope.cancel_called else Outcome(error=_interrupted(error))
         except BaseException as error:
-            if as_failure(error) is None and not self._cancelled_itself(error):
+            if isinstance(error, GeneratorExit) and self._host.in_its_task:
+                error = raised_itself(error)
+            if as_failure(error) is None and not self._cancelled_itself(error) and not self._cut_with_errors(error):
                 raise
             return self._failed(error)
         finally:
             self._end()
+
+    def _start_clock(self) -> None:
+        """The function is called now: the wait for a step thread or a child process before it is not its time."""
+        if self.step.timeout is not None and self._deadline is None:
+            self._deadline = time.monotonic() + self.step.timeout
+            self._scope.deadline = anyio.current_time() + self.step.timeout
 
     def _failed(self, error: BaseException) -> Outcome:
         """Made here, and not where the error was caught: that frame is in its traceback, and with the outcome in a
@@ -167,6 +178,12 @@ class Attempt:
         """Whether the step, or something that it called, has cancelled the task that it runs in, and nobody else is
         ending that: a failure of this attempt then."""
         return not self._scope.cancel_called and self._host.goes_on and take_back(error)
+
+    def _cut_with_errors(self, error: BaseException) -> bool:
+        """Whether it was cut short, and what its tasks raised meanwhile came in one group with the cancellation."""
+        if not isinstance(error, BaseExceptionGroup) or not self._scope.cancel_called or not self._host.goes_on:
+            return False
+        return error.split((Exception, anyio.get_cancelled_exc_class()))[1] is None
 
     def _end(self) -> None:
         self._over = "it was stopped" if self.stopped else "it has ended"
@@ -328,7 +345,7 @@ class Attempt:
     async def run_sync(self, function: Callable[..., T], *args: Any) -> T:
         if self.left is None:
             self.left = Leftovers()
-        result: T = await self._threads.run(function, *args, left=self.left)
+        result: T = await self._threads.run(function, *args, left=self.left, begun=self._start_clock)
         return result
 
     async def start_child(self, workflow: Any, state: Any, key: str) -> ExecutionHandle:

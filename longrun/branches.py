@@ -17,7 +17,14 @@ from typing import Any
 import anyio
 
 from longrun import codec
-from longrun.errors import BranchesFailedError, ConfigError, ItemsChangedError, StepError, StepInterrupted
+from longrun.errors import (
+    BranchesFailedError,
+    ConfigError,
+    ItemsChangedError,
+    StepError,
+    StepInterrupted,
+    raised_itself,
+)
 from longrun.items import Obey, refuse_set
 from longrun.ledger import Group
 from longrun.loops import current_task
@@ -27,6 +34,8 @@ from longrun.registry import type_hints
 
 MISSING = object()
 FAILED = "$failed"
+LOOK_AGAIN = 0.2
+"""How often a branch that waits for the others looks whether it still has to."""
 AWAITABLES = (collections.abc.Awaitable, collections.abc.Coroutine)
 
 Call = Callable[[str, Any], Awaitable[Any]]
@@ -69,10 +78,16 @@ class Gate:
             if self._running == 0:
                 await self._stop()
             else:
-                await self._opened.wait()
+                await self._parked_until(self._opened)
         finally:
             self._parked -= 1
             self._running += 1
+
+    async def _parked_until(self, opened: anyio.Event) -> None:
+        """Until the others have come, or what was asked for has been taken back meanwhile."""
+        while not opened.is_set() and self._port.must_stop():
+            with anyio.move_on_after(LOOK_AGAIN):
+                await opened.wait()
 
     async def leave(self) -> None:
         """A worker has nothing more to do; if all the others wait here, they need wait no longer."""
@@ -221,9 +236,7 @@ def as_failure(error: BaseException) -> Exception | None:
         return error
     if _goes_up(error):
         return None
-    failure = StepError(f"the step raised {type(error).__name__}, which ends an attempt, not the program")
-    failure.__cause__ = error
-    return failure
+    return raised_itself(error)
 
 
 def _goes_up(error: BaseException) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import attrs
 
 from longrun import codec
+from longrun import pipe as pipes
 from longrun.context import StepContext, SyncStepContext, root_context
 from longrun.errors import StepInterrupted, UnsupportedInProcessError
 from longrun.ledger import Ledger
@@ -154,7 +155,10 @@ class ChildContext(SyncStepContext):
 def main() -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to obey: it stops us when it is time
-    pipe = Pipe(socket.socket(fileno=int(sys.argv[1])))
+    end = socket.socket(fileno=int(sys.argv[1]))
+    end.set_inheritable(False)  # what the step starts must not keep the pipe open when we are gone
+    os.register_at_fork(after_in_child=end.close)
+    pipe = Pipe(end)
     while (job := pipe.receive()) is not None:
         try:
             pipe.send(_run(pipe, job))
@@ -222,11 +226,15 @@ _mains: dict[str, Any] = {}
 def _main_module(main: dict[str, str] | None) -> Any:
     if main is None:
         raise ImportError("a step defined in an interactive session cannot run in a child process")
-    if "module" in main:
-        return importlib.import_module(main["module"])
-    if main["file"] not in _mains:
-        _mains[main["file"]] = runpy.run_path(main["file"], run_name="__longrun_main__")
-    return _mains[main["file"]]
+    pipes.loading_main = True
+    try:
+        if "module" in main:
+            return importlib.import_module(main["module"])
+        if main["file"] not in _mains:
+            _mains[main["file"]] = runpy.run_path(main["file"], run_name="__longrun_main__")
+        return _mains[main["file"]]
+    finally:
+        pipes.loading_main = False
 
 
 def _die_with_parent() -> None:

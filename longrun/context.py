@@ -115,6 +115,8 @@ class _Context:
         say so. May be called from any thread."""
         for number in (done, 0.0 if total is None else total):
             check_amount(number)
+        if message is not None and type(message) is not str:
+            message = str(message)  # a path, an error: what cannot be stored would never be written
         self._port.announce(Progress(done=done, total=total, message=message))
 
 
@@ -309,6 +311,8 @@ async def _mapped(
 def check_amount(number: object) -> None:
     if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
         raise StepMisuseError(f"progress takes numbers from 0 on, not {number!r:.40}")
+    if isinstance(number, int) and number.bit_length() > 1000:
+        raise StepMisuseError("progress takes numbers that a float can hold")
 
 
 def root_context(info: StepInfo, port: Port, ledger: Ledger) -> StepContext:

@@ -9,9 +9,9 @@ they do with an execution they have claimed.
 from __future__ import annotations
 
 import abc
-import contextlib
 import time
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,7 +22,14 @@ from attrs import frozen
 from longrun import codec
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.desk import UNCHANGED, Desk, check_name, encode_payload
-from longrun.errors import ConfigError, InvalidStateError, StepMisuseError, StoreUnavailableError
+from longrun.errors import (
+    ConfigError,
+    ExecutionNotFoundError,
+    InvalidStateError,
+    LongrunError,
+    StepMisuseError,
+    StoreUnavailableError,
+)
 from longrun.events import Bus, EventType, ExecutionEvent
 from longrun.records import FINISHED, Execution, ExecutionState, check_id, to_time
 from longrun.registry import StepRegistry
@@ -110,13 +117,22 @@ class ControlRoom(Desk, abc.ABC):
                 await self._cancel_children(id, reason, timeout)
 
     async def _cancel_children(self, id: str, reason: str | None, timeout: float | None) -> None:
-        query = Query(parent_id=check_id(id), limit=500)
-        while page := await self.store.find(query):
-            last = page[-1].definition
-            query = attrs.evolve(query, after=(last.created, last.id))
-            for child in page:
-                with contextlib.suppress(InvalidStateError):  # it has ended: its own children may not have
-                    await self.cancel(child.definition.id, reason, children=True, timeout=timeout)
+        parents, failure = [check_id(id)], None
+        while parents:  # no recursion: a chain of children can be as long as it likes
+            query = Query(parent_id=parents.pop(), limit=500)
+            while page := await self.store.find(query):
+                last = page[-1].definition
+                query = attrs.evolve(query, after=(last.created, last.id))
+                for child in page:
+                    parents.append(child.definition.id)
+                    try:
+                        await self.cancel(child.definition.id, reason, timeout=timeout)
+                    except (InvalidStateError, ExecutionNotFoundError):
+                        pass  # it has ended: its own children may not have
+                    except (LongrunError, TimeoutError) as error:  # the others are cancelled all the same
+                        failure = failure or error
+        if failure is not None:
+            raise failure
 
     async def signal(
         self, id: str, name: str, payload: Any = None, *, key: str | None = None, timeout: float | None = None
@@ -206,14 +222,17 @@ class ControlRoom(Desk, abc.ABC):
 
     # waiting
 
-    async def until(self, id: str, states: frozenset[ExecutionState]) -> Loaded:
-        """Wait until an execution is in one of `states`, or has ended."""
+    async def until(self, id: str, states: frozenset[ExecutionState], *, wakes: bool = False) -> Loaded:
+        """Wait until an execution is in one of `states`, or has ended. With `wakes`, it is taken up here when its sleep
+        or its wait is over: the room in its queue may be held by whoever waits."""
         while True:
             changed = self.change_of(check_id(id))
             loaded = await self.store.load(id)
             if loaded.head.state in states or loaded.head.state.finished:
                 return loaded
             refuse_inside(id)
+            if wakes and _rested(loaded, self.clock.now()):
+                await self.take_over(loaded, frozenset({State.WAITING}))
             await self.await_change(changed)
 
     async def await_change(self, changed: anyio.Event) -> None:
@@ -242,6 +261,10 @@ class ControlRoom(Desk, abc.ABC):
                 changed.set()
 
     # what differs between an executor and a client
+
+    def away(self) -> AbstractAsyncContextManager[Any]:
+        """What to enter while waiting for another execution."""
+        return nullcontext()
 
     async def deliver(self, id: str) -> None:
         """Hand the messages of an execution to its runner, if it runs here."""
@@ -273,6 +296,12 @@ class ControlRoom(Desk, abc.ABC):
     def events_of(self, id: str) -> AsyncIterator[ExecutionEvent]:
         """The events of one execution from now on, told from its stored rows."""
         return follow_rows(self, id)
+
+
+def _rested(loaded: Loaded, now: float) -> bool:
+    head = loaded.head
+    due = head.woken or (head.due is not None and head.due <= now)
+    return due and head.state is State.WAITING and head.owner is None
 
 
 def refuse_inside(id: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -90,7 +91,8 @@ class Crew(Starting):
         self._patience: anyio.CancelScope | None = None
         self._deadline: float | None = None
         self._shelter = Shelter(self._ctrl_c)
-        self._signed_on = self._hurried = False
+        self._signed_on = self._hurried = self._is_drained = False
+        self._drain = anyio.Lock()
 
     @property
     def alive(self) -> bool:
@@ -156,9 +158,14 @@ class Crew(Starting):
 
     async def drain(self) -> None:
         """Let running steps come to a point, then cancel them. Nothing of this is stored as cancelled."""
-        if self.draining:
-            return
-        self._deadline = time.monotonic() + self.config.drain_timeout
+        async with self._drain:  # whoever comes second waits for the first, and takes over if that was cancelled
+            if not self._is_drained:
+                await self._drain_all()
+                self._is_drained = True
+
+    async def _drain_all(self) -> None:
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self.config.drain_timeout
         self.draining = True
         self._sweeping.cancel()
         for runner in list(self.runners.values()):
@@ -171,8 +178,9 @@ class Crew(Starting):
 
     async def _drained(self) -> None:
         """Give steps their time; whoever sits before the terminal hears why the program does not end at once."""
-        soon = min(SOON, self.config.drain_timeout)
-        left = self.config.drain_timeout - soon
+        patience = self.shutdown_left() or 0.0
+        soon = min(SOON, patience)
+        left = patience - soon
         if await self._until_empty(soon) or self._hurried or left <= 0:
             return
         self.log.warning("executor.draining", executions=len(self.runners), seconds_left=left)
@@ -428,7 +436,13 @@ class Crew(Starting):
         """How many more executions may be claimed: a crew does not hoard what others could run."""
         if self.config.max_concurrency is None:
             return 1000
-        return max(0, self.config.max_concurrency - len(self.runners))
+        busy = sum(not runner.seat.is_away for runner in self.runners.values())
+        return max(0, self.config.max_concurrency - busy)
+
+    def away(self) -> AbstractAsyncContextManager[Any]:
+        """A step that waits for another execution gives its place and its trial up: the other may need them."""
+        runner = self.runners.get(inside.get() or "")
+        return nullcontext() if runner is None or not runner.in_step else runner.seat.away(runner)
 
     async def deliver(self, id: str) -> None:
         """Messages wait for an execution owned here: hand them to its runner, or wake it up if it rests."""

@@ -172,6 +172,13 @@ class StepError(LongrunError):
     """Raised inside a step."""
 
 
+def raised_itself(error: BaseException) -> StepError:
+    """What a step raised that would end more than its attempt if it came from elsewhere."""
+    failure = StepError(f"the step raised {type(error).__name__}, which ends an attempt, not the program")
+    failure.__cause__ = error
+    return failure
+
+
 class NonRetryable(StepError):  # noqa: N818 -- the contract's name: it reads as what to do, `raise NonRetryable(...)`
     """Raise it from a step to fail at once, whatever attempts are left."""
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import anyio
 from attrs import field, frozen
 
+from longrun.branches import as_failure
 from longrun.logging import get_logger
 from longrun.loops import current_loop
 from longrun.registry import is_async
@@ -112,9 +113,23 @@ class Subscription:
         while not self._buffer:
             if self._closed:
                 raise StopAsyncIteration
-            self._arrived = anyio.Event()
+            if self._arrived.is_set():  # several may read: who waits already must not be forgotten
+                self._arrived = anyio.Event()
             await self._arrived.wait()
         return self._buffer.popleft()
+
+    @property
+    def empty(self) -> bool:
+        return not self._buffer
+
+    async def arrives(self, seconds: float) -> bool:
+        """Wait until there is something to read, or the end of it; False if there is nothing after so long."""
+        if self.empty and not self._closed:
+            if self._arrived.is_set():
+                self._arrived = anyio.Event()
+            with anyio.move_on_after(seconds):
+                await self._arrived.wait()
+        return self._closed or not self.empty
 
     async def aclose(self) -> None:
         self.close()
@@ -222,7 +237,9 @@ class _Callback:
             while self._buffer:
                 try:
                     await self._listener(self._buffer[0])
-                except Exception as error:
+                except BaseException as error:
+                    if as_failure(error) is None:
+                        raise
                     self._report(error)
                 self._buffer.popleft()
             self._set_idle()
@@ -236,7 +253,7 @@ class _Callback:
             while self._buffer:
                 try:
                     self._listener(self._buffer[0])
-                except Exception as error:
+                except BaseException as error:  # its thread is our own: nothing but the listener can end it
                     self._report(error)
                 self._buffer.popleft()
             self._loop.call_soon(self._set_idle)
@@ -249,7 +266,7 @@ class _Callback:
         if not self._buffer:
             self._idle.set()
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: BaseException) -> None:
         """At the first, second, fourth, eighth … failure: one that always fails must not fill the log."""
         self.failed += 1
         if self.failed & (self.failed - 1) == 0:

@@ -17,7 +17,7 @@ import anyio
 
 from longrun import views
 from longrun.clock import Clock
-from longrun.control_room import follow_rows
+from longrun.control_room import LOOK_AGAIN, follow_rows
 from longrun.errors import ConfigError, ExecutionNotFoundError
 from longrun.events import LAST_EVENTS, ExecutionEvent, Listener, Subscription
 from longrun.handle import ExecutionHandle
@@ -143,15 +143,29 @@ class Executor(Office):
         return self._events_of(id, self.bus.subscribe(only=check_id(id)) if id in self.runners else None)
 
     async def _events_of(self, id: str, subscription: Subscription | None) -> AsyncIterator[ExecutionEvent]:
-        if subscription is None:
-            async for event in follow_rows(self, id):
-                yield event
-            return
-        with contextlib.closing(subscription):
-            async for event in subscription:
-                yield event
-                if event.type in LAST_EVENTS:
-                    return
+        seen: int | None = None
+        if subscription is not None:
+            with contextlib.closing(subscription):
+                while not await self._goes_on_elsewhere(id, subscription):
+                    try:
+                        event = await anext(subscription)
+                    except StopAsyncIteration:
+                        return
+                    yield event
+                    seen = event.data.get("seq", seen)
+                    if event.type in LAST_EVENTS:
+                        return
+        async for event in follow_rows(self, id, seen):
+            yield event
+
+    async def _goes_on_elsewhere(self, id: str, subscription: Subscription) -> bool:
+        """Wait for the next event of an execution; True if none will come, since somebody else has taken it up."""
+        while not await subscription.arrives(LOOK_AGAIN):
+            if id not in self.runners:
+                head = (await self.store.load(id)).head
+                if head.state.finished or head.owner not in (None, self.owner):
+                    return subscription.empty
+        return False
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:

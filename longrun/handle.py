@@ -6,7 +6,7 @@ Place in the life of an execution: from its start to its result.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +37,13 @@ class ExecutionHandle:
     """What `start`, `submit` and `fork` return."""
 
     def __init__(
-        self, room: ControlRoom, id: str, *, away: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext
+        self, room: ControlRoom, id: str, *, away: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     ) -> None:
         self._room = room
         self.id = id
-        self._away = away
+        self._away = away or room.away
         """What to enter while waiting: a step that waits for its child gives its place back meanwhile."""
+        self._is_child = away is not None
 
     def __repr__(self) -> str:
         return f"<ExecutionHandle {self.id}>"
@@ -68,7 +69,7 @@ class ExecutionHandle:
         if here is not None:
             return here.value
         try:
-            loaded = await self._room.until(self.id, frozenset({State.BLOCKED}))
+            loaded = await self._room.until(self.id, frozenset({State.BLOCKED}), wakes=self._is_child)
         except CorruptDataError as error:
             raise ExecutionBlockedError(self.id, error=str(error)) from error
         return result_of(loaded, self._room)
@@ -79,7 +80,7 @@ class ExecutionHandle:
         wanted = check_states(states) or frozenset()
         async with self._away():
             with anyio.fail_after(timeout):
-                loaded = await self._room.until(self.id, wanted)
+                loaded = await self._room.until(self.id, wanted, wakes=self._is_child)
         forecast = self._room.forecaster.at_once(loaded.definition, loaded.head)
         return views.execution(loaded.definition, loaded.head, forecast=forecast)
 

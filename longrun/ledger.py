@@ -336,4 +336,8 @@ class Group:
 
 
 def _quote(name: object) -> str:
-    return str(name).replace("%", "%25").replace("/", "%2F").replace("#", "%23")
+    text = str(name).replace("%", "%25").replace("/", "%2F").replace("#", "%23")
+    if text.isascii():
+        return text
+    # half characters, as in the name of a file that is not UTF-8, which no store can write
+    return "".join([f"%u{ord(letter):X}" if "\ud800" <= letter <= "\udfff" else letter for letter in text])

@@ -13,9 +13,10 @@ from typing import Any, Self
 
 import anyio
 
+from longrun import pipe
 from longrun.crew import Crew
 from longrun.desk import UNCHANGED, check_delay
-from longrun.errors import ConfigError, ExecutionExistsError
+from longrun.errors import ConfigError, ExecutionExistsError, NonRetryable
 from longrun.events import Listener
 from longrun.handle import ExecutionHandle
 from longrun.queues import QueueDesk
@@ -36,6 +37,11 @@ class Office(QueueDesk, Crew, abc.ABC):
         """What `submit` was given, as a workflow; raise if it cannot be one."""
 
     async def __aenter__(self) -> Self:
+        if pipe.loading_main:
+            raise NonRetryable(
+                "a child process loads this program to find its step and must not run it: "
+                "put what runs it under `if __name__ == '__main__':`"
+            )
         if self._entered:
             raise ConfigError(type(self).__name__.lower(), "entered", "it can be entered once; make another one")
         self._entered = True

@@ -5,6 +5,7 @@ Place in the life of an execution: run a step, in another process.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from longrun import codec
 
 _LENGTH = struct.Struct(">Q")
+loading_main = False
+"""Whether this is a child process that loads the program to find a step in it."""
 
 
 class Pipe:
@@ -49,4 +52,6 @@ class Pipe:
         return b"".join(chunks)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # the other side is gone
+            self._end.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads, whoever else holds the other end
         self._end.close()

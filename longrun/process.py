@@ -200,8 +200,11 @@ def _error(step: Step, message: dict[str, Any]) -> Exception:
     by_name = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in known}
     kind = next((by_name[name] for name in message["kinds"] if name in by_name), Exception)
     bases: tuple[type, ...] = (RemoteError,) if kind is Exception else (RemoteError, kind)
-    remote = type(message["name"], bases, {"__init__": _init_plainly, "__str__": lambda self: text})
-    error: Exception = remote()
+    fields = {"__init__": _init_plainly, "__str__": lambda self: text}
+    try:
+        error: Exception = type(message["name"], bases, fields)()
+    except Exception:  # a kind that cannot be made of nothing, such as an ExceptionGroup
+        error = type(message["name"], (RemoteError,), fields)()
     error.add_note(message["trace"])
     return error
 

@@ -195,8 +195,7 @@ class Runner:
                 await self._give_back()
             raise
         finally:
-            self.seat.leave()
-            self.seat.acquit()
+            self.seat.close()
 
     async def _give_back(self) -> None:
         """The program itself is being ended: no crash of this execution, so it is not left to look like one."""
@@ -334,8 +333,9 @@ class Runner:
         return goes_on
 
     async def nudged(self) -> None:
-        """Wait until something happens: a message, a drain, a place."""
-        self._wake = Bell()
+        """Wait until something happens: a message, a drain, a place. Several tasks of a step may wait here at once."""
+        if self._wake.is_set():
+            self._wake = Bell()
         await self._wake.wait()
 
     def nudge(self) -> None:
@@ -446,6 +446,10 @@ class Runner:
         orders = orders_in(self.inbox)
         asked = bool(orders) and not goes_on_anyway(orders)
         return asked or self._executor.draining or self.book.outbox.lost is not None
+
+    @property
+    def in_its_task(self) -> bool:
+        return inside.get() == self.id
 
     @property
     def goes_on(self) -> bool:

@@ -44,6 +44,7 @@ class Seat:
         self.accused = 0
         """The crashes that are held against it once its trial begins."""
         self._absences = 0
+        self._closed = False
 
     async def take(self, sitter: Sitter) -> bool:
         """Wait for a place to run steps; False if something has to be obeyed first."""
@@ -64,10 +65,21 @@ class Seat:
                 await self._crew.hearing.wait()
         return not sitter.attention
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the step waits for a child, which may have to be claimed before it goes on."""
+        return self._absences > 0
+
     def leave(self) -> None:
         if self.place is not None:
             self._crew.places.give_back(self.place)
             self.place = None
+
+    def close(self) -> None:
+        """The execution runs no more here. A task that its step has left behind may still come back from a child."""
+        self._closed = True
+        self.leave()
+        self.acquit()
 
     async def suspect(self, sitter: Sitter) -> None:
         """What was in flight at several crashes runs alone until it has got somewhere. Until its turn has come a death
@@ -91,21 +103,27 @@ class Seat:
         self._absences += 1
         self.leave()
         self.acquit()
+        sitter.nudge()  # another task of the step may wait for the place that was just given up
         try:
             yield
         except Exception:  # the step may go on all the same
-            await _granted(self._ask_again(sitter), sitter)
+            await self._back(sitter)
             raise
         except BaseException:  # cancelled, perhaps by a time-out of the step's own: there is no waiting here
             self._ask_again(sitter)
             raise
-        await _granted(self._ask_again(sitter), sitter)
+        await self._back(sitter)
 
-    def _ask_again(self, sitter: Sitter) -> Ticket | None:
+    def _ask_again(self, sitter: Sitter) -> None:
         self._absences -= 1
-        if self._absences == 0 and self.place is None:
+        if self._absences == 0 and self.place is None and not self._closed:
             self.place = self._crew.places.ask(sitter.nudge)
-        return self.place
+
+    async def _back(self, sitter: Sitter) -> None:
+        """Wait for the place, unless another task of the step is away, or has gone away again: then there is none."""
+        self._ask_again(sitter)
+        while self.place is not None and not self.place.granted and not sitter.attention:
+            await sitter.nudged()
 
 
 async def _granted(ticket: Ticket | None, sitter: Sitter) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from longrun.errors import ConfigError, StepInterrupted, StepMisuseError
+from longrun.errors import ConfigError, StepInterrupted, StepMisuseError, raised_itself
 from longrun.loops import current_loop
 
 try:
@@ -53,6 +53,8 @@ class Bridge:
         job, self._job = self._job, None
         try:
             self._result = job() if job is not None else None
+        except (KeyboardInterrupt, GeneratorExit) as error:  # none of its own comes to a thread
+            self._error = raised_itself(error)
         except BaseException as error:  # carried to the attempt, StepInterrupted and SystemExit included
             self._error = error
         finally:
@@ -202,8 +204,15 @@ class StepThreads:
         self._lock = threading.Lock()
         self._closed = False
 
-    async def run(self, function: Callable[..., Any], *args: Any, left: Leftovers | None = None) -> Any:
-        """Run a plain function in a step thread. If this is cancelled the thread goes on, and is noted as left."""
+    async def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        left: Leftovers | None = None,
+        begun: Callable[[], object] | None = None,
+    ) -> Any:
+        """Run a plain function in a step thread. If this is cancelled the thread goes on, and is noted as left. `begun`
+        is called when there is a thread for it."""
         await self.places.acquire()
         try:
             bridge = Bridge(self, function, args)
@@ -211,6 +220,8 @@ class StepThreads:
         except BaseException:
             self.places.release()
             raise
+        if begun is not None:
+            begun()
         try:
             return await bridge.serve()
         finally:

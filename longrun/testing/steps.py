@@ -51,6 +51,7 @@ class _Host:
 
     attention = False
     checkpoint_interval = 0.0
+    in_its_task = False
     goes_on = False
     """It runs in the test's own task: who cancels that means the test."""
 
