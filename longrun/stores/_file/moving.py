@@ -5,6 +5,7 @@ Place in the life of an execution: finish, and a retry after it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 import attrs
@@ -26,13 +27,15 @@ def move_away(place: Place, finished: Finished, ended: Iterable[Entry]) -> list[
     finished.begin()
     moves = [_Move(place, entry) for entry in ended]
     for move in moves:
-        move.link()
+        with contextlib.suppress(OSError):  # it stays; the others go
+            move.link()
     place.done.sync()
     with place.locked():
         ready = [move for move in moves if move.ino >= 0 and move.ready()]
         finished.add([move.entry for move in ready])
         for move in ready:
-            move.unlink()
+            with contextlib.suppress(OSError):
+                move.unlink()
     return [move.entry for move in moves if move.moved]
 
 

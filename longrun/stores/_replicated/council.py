@@ -18,7 +18,16 @@ from longrun.errors import StoreSettingsError, StoreUnavailableError
 from longrun.logging import get_logger
 from longrun.stored import Query
 from longrun.stores._replicated.side import LostError, Side
-from longrun.stores._replicated.term import BEHIND, JOINING, LEVEL, RESERVED, Term, read_term, write_term
+from longrun.stores._replicated.term import (
+    BEHIND,
+    JOINING,
+    LEVEL,
+    RESERVED,
+    Term,
+    being_mended,
+    read_term,
+    write_term,
+)
 from longrun.stores._replicated.witness import Witness
 
 KIND = "replicated"
@@ -272,7 +281,22 @@ class Council:
             raise StoreUnavailableError(KIND, f"{lost.error.problem}; failover() makes the {other.name} active")
         if self.failovers >= self.rules.max_failovers:
             raise StoreUnavailableError(KIND, f"it failed over {self.failovers} times; failover() does it once more")
+        self._refuse_mended(other)
         self._switch_to(other, lost)
+
+    def _refuse_mended(self, side: Side) -> None:
+        """A copy that was being replaced when its process died lacks what was acknowledged."""
+        if not self.rules.asynchronous and (ids := being_mended(side)):
+            raise StoreUnavailableError(
+                KIND,
+                f"the {side.name} has no whole copy of {min(ids)!r}, of {len(ids)} in all; failover() with force"
+                " goes on without them",
+            )
+
+    def marks(self) -> bool:
+        """Whether the standby may become active as it is. In asynchronous mode a failover may lose what is on its way,
+        and whoever opens the pair compares everything."""
+        return not self.rules.asynchronous and self._ruling().standby == LEVEL
 
     def _switch_to(self, other: Side, lost: LostError) -> None:
         self.before_switch()
@@ -304,6 +328,8 @@ class Council:
         old = self.active
         if self._ruling().standby != LEVEL and not force:
             raise StoreUnavailableError(KIND, f"the {new.name} is {self._ruling().standby}, not level: it lacks data")
+        if not force:
+            self._refuse_mended(new)
         stays = self._ruling().standby == LEVEL and old.answers()
         if stays:
             self.before_switch()

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from longrun.clock import Clock
 from longrun.stored import Claim, Loaded, Owner, Write
 from longrun.stores._replicated.copying import Copier
 from longrun.stores._replicated.side import Side
+from longrun.stores._replicated.term import mend, mended
 from longrun.stores.base import Answer
 
 
@@ -24,31 +26,43 @@ class MovedError(Exception):
 class Mirror:
     """Writes to a standby. One repair at a time."""
 
-    def __init__(self, overtaken: Callable[[], bool]) -> None:
-        """`overtaken` says whether another process has changed the term."""
-        self._overtaken = overtaken
+    def __init__(self, overtaken: Callable[[], bool], marks: Callable[[], bool], clock: Clock) -> None:
+        """`overtaken` says whether another process has changed the term; `marks`, whether the standby may become active
+        as it is, so that a copy which is being replaced must be marked: it is not there for a moment, in which this
+        process can die."""
+        self._overtaken, self._marks, self._clock = overtaken, marks, clock
         self._repairing = threading.RLock()
         self.copied = 0
         self.unreadable: set[str] = set()
 
-    def _allowed(self) -> None:
+    def _check(self) -> None:
         if self._overtaken():
             raise MovedError
 
     def agree(self, source: Side, target: Side, ids: Sequence[str]) -> None:
         """Make the executions at `target` what they are at `source`."""
+        marked: set[str] = set()
+
+        def allowed(id: str) -> None:
+            self._check()
+            if id not in marked and self._marks():
+                mend(target, id, self._clock.now())
+                marked.add(id)
+
         with self._repairing:
-            copier = Copier(source, target, self._allowed)
+            copier = Copier(source, target, allowed)
             try:
                 copier.agree(dict.fromkeys(ids))
             finally:
                 self.copied += copier.copied
                 self.unreadable |= copier.unreadable
+            if marked:
+                mended(target, marked, self._clock.now())
 
     def adopt(self, source: Side, target: Side, id: str) -> None:
         """Give `target` what only `source` has."""
         with self._repairing:
-            Copier(source, target, self._allowed).adopt(id)
+            Copier(source, target, lambda _: self._check()).adopt(id)
 
     def writes(self, target: Side, batch: Sequence[Write], answers: Sequence[Answer]) -> list[str]:
         there = target.write("commit", batch)

@@ -44,7 +44,7 @@ class ReadingBackend(StoreBackend):
         self._witness, self._rules, self._clock = witness, rules, clock
         self._council = Council(self._sides, witness, rules, clock)
         self._council.before_switch = self._bring_over
-        self._mirror = Mirror(self._council.overtaken)
+        self._mirror = Mirror(self._council.overtaken, self._council.marks, clock)
         self._lag = Lag(queue_limit, rules.strikes)
         self._gate = threading.RLock()
         self._opened = False

@@ -19,7 +19,16 @@ from longrun.stores._replicated.copying import CLEARED
 from longrun.stores._replicated.mirror import MovedError
 from longrun.stores._replicated.side import LostError, Side
 from longrun.stores._replicated.status import ReplicationStatus, SideStatus
-from longrun.stores._replicated.term import BEHIND, JOINING, LEVEL, RESERVED, forget, tombstones
+from longrun.stores._replicated.term import (
+    BEHIND,
+    JOINING,
+    LEVEL,
+    RESERVED,
+    being_mended,
+    forget,
+    mended,
+    tombstones,
+)
 
 PAGE = 500
 JOIN_PATIENCE = 300.0
@@ -113,10 +122,20 @@ class TendedBackend(ReplicatedBackend):
                 self._look_at_active()
             if all(health) and self._due_to_join():
                 self._resync()
-            elif all(health) and self._suspects:
-                with self._at_the_gate():
-                    self._agree_again(list(self._suspects))
+            elif all(health):
+                self._mend()
             self._look_back()
+
+    def _mend(self) -> None:
+        """Single executions about which the sides may not agree: after a write that one of them did not answer, and
+        after the death of a process that replaced a copy."""
+        with self._at_the_gate():
+            council = self._council
+            left = being_mended(council.standby) if council.marks() else frozenset[str]()
+            if ids := self._suspects | left:
+                self._agree_again(sorted(ids))
+            if left and council.marks():
+                mended(council.standby, left, self._clock.now())
 
     def _look_at_active(self) -> None:
         side = self._council.active
@@ -182,6 +201,8 @@ class TendedBackend(ReplicatedBackend):
             if joined.standby == JOINING:
                 council.propose(active.name, LEVEL, tail=False)
             forget(active, tombstones(active), self._clock.now())
+            for side in (active, standby):
+                mended(side, being_mended(side), self._clock.now())
         self._recheck = False
         self._suspects.clear()
         self._log.info("replica.level", side=standby.name)

@@ -22,7 +22,8 @@ from longrun.stores._replicated.side import Side
 FORMAT = 1
 TERM_ID = "longrun.replica.term"
 GONE_ID = "longrun.replica.gone"
-RESERVED = frozenset({TERM_ID, GONE_ID})
+MENDED_ID = "longrun.replica.mended"
+RESERVED = frozenset({TERM_ID, GONE_ID, MENDED_ID})
 
 LEVEL = "level"
 """The standby has everything that was acknowledged."""
@@ -90,26 +91,55 @@ def write_term(side: Side, term: Term, now: float) -> Term:
 
 def tombstones(side: Side) -> frozenset[str]:
     """Ids of what was deleted here while the other side could not be told."""
-    loaded: Loaded | None = side.read("load", GONE_ID)
-    return frozenset() if loaded is None else frozenset(loaded.entries)
+    return _noted(side, GONE_ID)
 
 
 def bury(side: Side, ids: Iterable[str], now: float) -> None:
     """Note what is about to be deleted."""
-    missing = set(ids)
-    for _ in range(TRIES):
-        missing -= tombstones(side)
-        if not missing:
-            return
-        _put(side, GONE_ID, now, put=dict.fromkeys(sorted(missing), b"1"))
-    raise StoreUnavailableError(side.backend.kind, "others note their deletions at the same time, again and again")
+    _note(side, GONE_ID, ids, now)
 
 
 def forget(side: Side, ids: Iterable[str], now: float) -> None:
     """The other side knows of these deletions."""
-    known = tombstones(side) & set(ids)
+    _strike(side, GONE_ID, ids, now)
+
+
+def being_mended(side: Side) -> frozenset[str]:
+    """Ids whose copies here are being replaced, or were when a process died: they may be missing, or half there."""
+    return _noted(side, MENDED_ID)
+
+
+def mend(side: Side, id: str, now: float) -> None:
+    """Note that a copy is about to be replaced."""
+    _note(side, MENDED_ID, [id], now)
+
+
+def mended(side: Side, ids: Iterable[str], now: float) -> None:
+    """These copies are whole."""
+    _strike(side, MENDED_ID, ids, now)
+
+
+def _noted(side: Side, record: str) -> frozenset[str]:
+    loaded: Loaded | None = side.read_whole("load", record)
+    return frozenset() if loaded is None else frozenset(loaded.entries)
+
+
+def _note(side: Side, record: str, ids: Iterable[str], now: float) -> None:
+    missing = set(ids)
+    for _ in range(TRIES):
+        missing -= _noted(side, record)
+        if not missing:
+            return
+        _put(side, record, now, put=dict.fromkeys(sorted(missing), b"1"))
+    raise StoreUnavailableError(
+        side.backend.kind, "others change the records of the pair at the same time, again and again"
+    )
+
+
+def _strike(side: Side, record: str, ids: Iterable[str], now: float) -> None:
+    known = _noted(side, record) & set(ids)
     if known:
-        _put(side, GONE_ID, now, drop=tuple(sorted(known)))
+        _put(side, record, now, drop=tuple(sorted(known)))
 
 
 def _put(
