@@ -73,8 +73,6 @@ class Crew(Starting):
         self.runners: dict[str, Runner] = {}
         self.resting: dict[str, Head] = {}
         """What is owned here and has no runner: paused, or parked with signals waiting that it does not want yet."""
-        self.left_behind: dict[str, anyio.Event] = {}
-        """Executions whose last attempt was stopped while its thread ran on, and when that thread has ended."""
         self.ad_hoc: set[str] = set()
         self.starting: set[str] = set()
         self.owner = ""
@@ -324,11 +322,6 @@ class Crew(Starting):
     def has(self, id: str) -> bool:
         """Whether an execution is owned here and looked after."""
         return id in self.runners or id in self.resting or id in self.starting
-
-    def leave_behind(self, id: str, thread: anyio.Event) -> None:
-        """The next attempt waits for this thread to end."""
-        self.left_behind = {other: event for other, event in self.left_behind.items() if not event.is_set()}
-        self.left_behind[id] = thread
 
     def engine(self, step: Step) -> Engine:
         """Who calls a step's function."""

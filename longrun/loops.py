@@ -147,18 +147,6 @@ class Bell:
                 self._waiters.remove(waiter)
 
 
-async def either(first: Awaited, second: Awaited) -> None:
-    """Wait until one of two has happened."""
-    async with anyio.create_task_group() as tasks:
-        for event in (first, second):
-            tasks.start_soon(_end_at, event, tasks.cancel_scope, name="longrun-wait")
-
-
-async def _end_at(event: Awaited, scope: anyio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel()
-
-
 RUNG = Bell()
 """For those whom nobody has waited for yet."""
 RUNG.set()

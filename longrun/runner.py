@@ -21,18 +21,21 @@ from longrun.errors import CodecError, LeaseLostError, LongrunError, Registratio
 from longrun.events import EventType
 from longrun.inbox import Inbox, by_word, stored_numbers
 from longrun.ledger import Ledger
-from longrun.loops import RUNG, Bell, Waiter, either
+from longrun.loops import RUNG, Bell, Waiter
 from longrun.port import StepInfo
 from longrun.records import ExecutionState, Progress, RetryPolicy
 from longrun.registry import Step
 from longrun.seat import Seat
 from longrun.stored import Head, Loaded, Message
+from longrun.threads import LEFT, leave_behind
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
     from longrun.handle import ExecutionHandle
 
 State = ExecutionState
+LOOK_AGAIN = 0.02
+"""Seconds between two looks at a thread that an earlier attempt has left behind."""
 LAST_WORDS = 2.0
 """How long an execution whose task is cancelled from outside tries to write that it is free."""
 DELAYS = RetryPolicy()
@@ -289,7 +292,7 @@ class Runner:
         """The next step, if nothing stands in its way, which is the rule."""
         book, executor, place = self.book, self._executor, self.seat.place
         head, steps = book.head, book.steps
-        if self.attention or head.attempt or place is None or not place.granted or executor.left_behind:
+        if self.attention or head.attempt or place is None or not place.granted or LEFT:
             return None
         return executor.registry.by_name.get(steps[head.step]) if head.step < len(steps) else None
 
@@ -308,7 +311,7 @@ class Runner:
             return True
         if not await self.seat.take(self):
             return True
-        if self._executor.left_behind and not await self._alone():
+        if LEFT and not await self._alone():
             return True
         return step
 
@@ -355,18 +358,21 @@ class Runner:
     def _conclude(self, attempt: Attempt) -> None:
         """An attempt is over: what it leaves behind, and what has happened to the execution meanwhile."""
         if attempt.left:
-            self._executor.leave_behind(self.id, attempt.left.ended)
+            leave_behind(self._key, attempt.left)
         if self.book.outbox.lost is not None:
             raise self.book.outbox.lost
 
+    @property
+    def _key(self) -> tuple[str, float]:
+        return self.id, self.book.definition.created
+
     async def _alone(self) -> bool:
         """A thread of an earlier attempt may still run: it ends first. False if something must be obeyed meanwhile."""
-        thread = self._executor.left_behind.get(self.id)
-        while thread is not None and not thread.is_set():
+        while LEFT.get(self._key):
             if self.attention:
                 return False
-            self._wake = Bell()
-            await either(thread, self._wake)
+            with anyio.move_on_after(LOOK_AGAIN):  # the loop that it would tell may be gone
+                await self.nudged()
         return True
 
     def step_info(self, step: Step) -> StepInfo:

@@ -39,7 +39,8 @@ class Bridge:
         self.closed = False
         self.ended = False
         """Whether the thread is free again, whatever became of its attempt."""
-        self.left: Leftovers | None = None
+        self.finished = False
+        """The same, told by the thread itself: the loop may be gone."""
         self._holds_place = True
         self._lock = threading.Lock()
         self._wake = anyio.Event()
@@ -59,6 +60,9 @@ class Bridge:
             self._error = error
         finally:
             _current.bridge = None
+            if self.closed:  # nobody asks any more
+                self._result = self._error = None
+            self.finished = True
 
     def end(self) -> None:
         self._loop.call_soon(self._end)
@@ -82,8 +86,6 @@ class Bridge:
         self.ended = True
         self._give_place()
         self._wake.set()
-        if self.left is not None:
-            self.left.one_ended()
 
     def _give_place(self) -> None:
         if self._holds_place:
@@ -172,24 +174,29 @@ def call_from_thread(function: Callable[..., Any], *args: Any, lasting: bool = F
 
 
 class Leftovers:
-    """The threads that an attempt has left behind: those still running when it ended."""
+    """The threads that an attempt has left behind: true while one of them runs."""
 
     def __init__(self) -> None:
-        self._running = 0
-        self.ended = anyio.Event()
-        """Set when the last of them has ended."""
+        self._bridges: list[Bridge] = []
 
     def __bool__(self) -> bool:
-        return self._running > 0
+        return not all(bridge.finished for bridge in self._bridges)
 
     def add(self, bridge: Bridge) -> None:
-        bridge.left = self
-        self._running += 1
+        self._bridges.append(bridge)
 
-    def one_ended(self) -> None:
-        self._running -= 1
-        if self._running == 0:
-            self.ended.set()
+
+LEFT: dict[tuple[str, float], Leftovers] = {}
+"""What attempts have left behind in this process, whichever executor ran them: by the execution's id and when it was
+created, since another store may have the same id."""
+
+
+def leave_behind(execution: tuple[str, float], left: Leftovers) -> None:
+    """The next attempt in this process waits for these threads to end."""
+    for other, ended in list(LEFT.items()):
+        if not ended:
+            LEFT.pop(other, None)
+    LEFT[execution] = left
 
 
 class StepThreads:
