@@ -202,12 +202,12 @@ class Saves:
     def _last_message(self, journal: Journal) -> int:
         if self._place.inbox.stat(f"{journal.stem}.jsonl") is None:
             return 0
-        with self._catalog.lock:
-            entry = self._catalog.entries.by_stem[journal.stem]
         try:
-            return inbox.read_letters(self._place, inbox.box_of(self._place, entry.stem, entry.id, entry.born)).last
+            return inbox.read_letters(self._place, _box(journal)).last
         except UnreadableFileError:  # it ends all the same
-            return max(entry.inbox.letters, default=0)
+            with self._catalog.lock:
+                entry = self._catalog.entries.by_stem.get(journal.stem)
+                return 0 if entry is None else max(entry.inbox.letters, default=0)
 
     # to the disk
 
@@ -301,16 +301,18 @@ class Saves:
     # journals that grew
 
     def _compact_inbox(self, journal: Journal) -> None:
-        entry = self._catalog.entries.by_stem.get(journal.stem)
-        if entry is not None:
-            with contextlib.suppress(OSError, StoreUnavailableError):  # it stays long; the next message tries again
-                inbox.compact(self._place, inbox.box_of(self._place, entry.stem, entry.id, entry.born), journal.mail)
+        with contextlib.suppress(OSError, StoreUnavailableError):  # it stays long; the next message tries again
+            inbox.compact(self._place, _box(journal), journal.mail)
 
     def _compact(self) -> None:
         if not self._grown:
             return
         grown = [self._grown.popitem()[1] for _ in range(min(COMPACT_AT_ONCE, len(self._grown)))]
         self._crew.run(_try_to_compact, [journal for journal in grown if journal.fd >= 0 and not journal.bad])
+
+
+def _box(journal: Journal) -> inbox.Box:
+    return inbox.box_of(journal.place, journal.stem, journal.id, journal.born)
 
 
 def _try_to_compact(journal: Journal) -> None:
