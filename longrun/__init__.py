@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from longrun.errors import InvalidIdError as InvalidIdError
     from longrun.errors import InvalidStateError as InvalidStateError
     from longrun.errors import ItemsChangedError as ItemsChangedError
+    from longrun.errors import KeyUnavailableError as KeyUnavailableError
     from longrun.errors import LeaseLostError as LeaseLostError
     from longrun.errors import LongrunError as LongrunError
     from longrun.errors import MissingExtraError as MissingExtraError
@@ -121,10 +122,11 @@ _NAMES = {
         "BranchesFailedError CodecError ConfigError ContextClosedError CorruptDataError DuplicateKeyError"
         " DuplicateStepError DuplicateWorkflowError ExecutionBlockedError ExecutionCancelledError ExecutionError"
         " ExecutionExistsError ExecutionFailedError ExecutionNotFoundError InvalidIdError InvalidStateError"
-        " ItemsChangedError LeaseLostError LongrunError MissingExtraError NewerFormatError NonRetryable"
-        " NotStorableError RegistrationError SignalQueueFullError StateMismatchError StepError StepInterrupted"
-        " StepMisuseError StepProcessError StepSignatureError StepTimeoutError StoreError StoreSettingsError"
-        " StoreUnavailableError TooLargeError UnknownStepError UnknownWorkflowError UnsupportedInProcessError"
+        " ItemsChangedError KeyUnavailableError LeaseLostError LongrunError MissingExtraError NewerFormatError"
+        " NonRetryable NotStorableError RegistrationError SignalQueueFullError StateMismatchError StepError"
+        " StepInterrupted StepMisuseError StepProcessError StepSignatureError StepTimeoutError StoreError"
+        " StoreSettingsError StoreUnavailableError TooLargeError UnknownStepError UnknownWorkflowError"
+        " UnsupportedInProcessError"
     ),
     "events": "EventType ExecutionEvent",
     "executor": "Executor",

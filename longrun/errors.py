@@ -37,6 +37,7 @@
     │   └── NewerFormatError           written by a newer longrun
     └── StoreError                     about a store
         ├── StoreUnavailableError      unreachable, full or failing; may pass
+        │   ├── KeyUnavailableError    the key that some data is encrypted under cannot be had; may pass
         │   └── WriteOrderError        an earlier write of the same owner is still missing
         ├── StoreSettingsError         a directory, URL or schema that cannot be used
         ├── MissingExtraError          an optional package is not installed
@@ -276,6 +277,12 @@ class StoreUnavailableError(StoreError):
     def __init__(self, store: str, problem: str) -> None:
         self.store, self.problem = store, problem
         super().__init__(f"the {store} store does not answer: {problem}")
+
+
+class KeyUnavailableError(StoreUnavailableError):
+    def __init__(self, what: str, key_id: str, problem: str) -> None:
+        self.what, self.key_id = what, key_id
+        super().__init__("sealed", f"{what} is encrypted under key {key_id!r}, which cannot be had ({problem})")
 
 
 class WriteOrderError(StoreUnavailableError):

@@ -16,7 +16,7 @@ import anyio
 import attrs
 
 from longrun import lease
-from longrun.errors import CodecError, ExecutionNotFoundError, LeaseLostError, LongrunError
+from longrun.errors import CodecError, ExecutionNotFoundError, LeaseLostError, LongrunError, StoreUnavailableError
 from longrun.queues import DEFAULT, IN_STEPS, PAGE, Gate, QueueLimit, new_record, pages, record_id, records
 from longrun.records import FINISHED, ExecutionState
 from longrun.stored import Claim, Head, Loaded, Query, Save
@@ -164,8 +164,8 @@ class Gates:
         most = gate.limit.concurrency if gate.limit is not None else None
         left_by_dead = await self._left_by(claim, name)
         if most is not None and not left_by_dead:
-            query = Query(queue=name, states=IN_STEPS, owned=True, limit=max(1, most))
-            if most == 0 or len(await store.find(query)) >= most:
+            rows = await store.find(Query(queue=name, states=IN_STEPS, owned=True, limit=max(1, most)))
+            if most == 0 or (len(rows) >= most and {stored.head.owner for stored in rows} <= await self._alive()):
                 return False
         states = claim.states
         if gate.starts(now) == 0:
@@ -241,6 +241,8 @@ class Gates:
                 self._executor.log.warning("queue.not_released", queue=queue, error_type=type(error).__name__)
                 return False
             return True
+        if must:
+            raise StoreUnavailableError(self._executor.store.backend.kind, f"no answer in {LAST_WORDS:g} s")
         return False
 
     async def _is_stored(self, id: str, head: Head) -> bool:
@@ -255,8 +257,9 @@ class Gates:
         most = None if gate.limit is None else gate.limit.concurrency
         if most is None:
             return 0, attrs.evolve(gate, granted=())
-        rows = await self._executor.store.find(Query(queue=name, states=IN_STEPS, owned=True, limit=most + PAGE))
-        owners = {stored.definition.id: stored.head.owner for stored in rows}
+        # Every page: the dead may have left so many that the living are not on the first.
+        query = Query(queue=name, states=IN_STEPS, owned=True, limit=most + PAGE)
+        owners = {stored.definition.id: stored.head.owner async for stored in pages(self._executor.store, query)}
         coming = {mark: await self._owner_of(mark) for mark in gate.granted if mark[0] not in owners}
         self._granted &= {*gate.granted}
         alive = await self._alive()

@@ -28,7 +28,14 @@ from typing import Any, TypeAlias
 from zlib import crc32
 
 from longrun.codec import DEFAULT_LIMIT
-from longrun.errors import ConfigError, CorruptDataError, MissingExtraError, NewerFormatError, TooLargeError
+from longrun.errors import (
+    ConfigError,
+    CorruptDataError,
+    KeyUnavailableError,
+    MissingExtraError,
+    NewerFormatError,
+    TooLargeError,
+)
 
 VERSION = 1
 COMPRESSED = 1
@@ -254,3 +261,7 @@ def _key_for_reading(key_id: bytes, context: str, source: KeySource) -> bytes:
         return _ask(source, name)[1]
     except KeyError:
         raise CorruptDataError(context, f"it is encrypted under an unknown key id, {name!r}") from None
+    except ConfigError:
+        raise
+    except Exception as error:  # whoever keeps the keys is away, or refuses this one: that says nothing of the data
+        raise KeyUnavailableError(context, name, type(error).__name__) from error

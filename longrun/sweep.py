@@ -15,7 +15,14 @@ from attrs import define, field
 
 from longrun import lease
 from longrun.book import MISSING
-from longrun.errors import CodecError, ExecutionNotFoundError, LongrunError, RegistrationError, UnknownStepError
+from longrun.errors import (
+    CodecError,
+    ExecutionNotFoundError,
+    KeyUnavailableError,
+    LongrunError,
+    RegistrationError,
+    UnknownStepError,
+)
 from longrun.gates import Gates
 from longrun.life import Life, is_dead
 from longrun.records import FINISHED, ExecutionState, ResumeReport
@@ -132,9 +139,10 @@ class Sweeper:
     async def ask(self, claim: Claim) -> list[Loaded]:
         try:
             claimed = await self._executor.store.claim(claim)
-        except BaseException:  # cancelled or failed: the claim may have been made all the same
+        except BaseException as error:  # cancelled or failed: the claim may have been made all the same
             self.unsure = True
-            self._executor.stir()
+            if claim.owner not in claim.dead or not isinstance(error, KeyUnavailableError):
+                self._executor.stir()  # else it is known by now whose key it is: no reason to ask without a break
             raise
         self._executor.accuse(claimed)
         return claimed
@@ -206,7 +214,7 @@ class Sweeper:
             return True
         try:
             loaded = await self._executor.store.load(stored.definition.id)
-        except (CodecError, ExecutionNotFoundError):
+        except (CodecError, ExecutionNotFoundError, KeyUnavailableError):
             return False
         if not self._executor.registry.knows(name, loaded.definition.steps):
             return False
@@ -222,7 +230,7 @@ class Sweeper:
                 taken = await self._claim(ids, STARTUP_STATES, dead)
                 for loaded in taken:
                     await self._take(loaded, report)
-            except CodecError:
+            except (CodecError, KeyUnavailableError):
                 for id in ids:
                     await self._take_one(id, dead | {self._executor.owner}, report)
             else:
@@ -247,6 +255,8 @@ class Sweeper:
         except CodecError as error:
             await self._set_aside(id, str(error))
             self._unreadable(id, error, report)
+        except KeyUnavailableError as error:  # looked at again by the sweep, which knows that something is left
+            report.skipped[id] = str(error)
 
     def _unreadable(self, id: str, error: CodecError, report: _Report) -> None:
         report.blocked[id] = str(error)
@@ -298,7 +308,11 @@ class Sweeper:
             page = await store.find(Query(owner=owner, states=states, limit=BATCH))
             ids = tuple([stored.definition.id for stored in page if await self._knows(stored)])
             async with self._claiming:
-                for loaded in await self._claim(ids, states, frozenset([owner])):
+                try:
+                    claimed = await self._claim(ids, states, frozenset([owner]))
+                except KeyUnavailableError:  # they are owned here now: the next sweep finds them, one by one
+                    continue
+                for loaded in claimed:
                     if self.gates.limits(loaded.definition.queue):
                         await self.release(loaded.definition.id, loaded.head)
                     else:
@@ -461,6 +475,9 @@ class Sweeper:
         except (CodecError, ExecutionNotFoundError) as error:
             self._executor.log.warning("deliver.failed", execution=id, error_type=type(error).__name__)
             return True
+        except KeyUnavailableError:
+            heapq.heappush(self._timers, (self._executor.clock.now() + HIDDEN, id))
+            return True  # not now, and no reason to keep the others waiting
 
     async def _find_lost(self) -> None:
         """Run what the store gave to this owner although the answer never came."""
@@ -483,6 +500,8 @@ class Sweeper:
                 self.take_up(loaded)
         except CodecError as error:
             await self._set_aside(stored.definition.id, str(error))
+        except KeyUnavailableError as error:  # it stays in doubt, for the next sweep; the others do not wait for it
+            executor.log.warning("execution.key_unavailable", execution=stored.definition.id, key=error.key_id)
 
     async def _set_aside(self, id: str, reason: str) -> None:
         """What was claimed and cannot be read is blocked by its head alone."""

@@ -84,6 +84,9 @@ async def copy_store(
 
 async def _sign_off(source: CheckpointStore, lock: LifeLock) -> None:
     try:
+        if await source.count(Query(owner=lock.life.owner)):
+            lock.abandon()  # it broke off: what it had claimed is freed by the lock; nobody asks for unknown owners
+            return
         await source.unregister(lock.life.owner)
         lock.release()
     except LongrunError:
@@ -195,8 +198,19 @@ class _Copy:
             self._became[id] = f"it cannot be read: {error}"
         except LeaseLostError:
             self._became[id] = "somebody else claimed it while it was carried"
-        if self._became[id] == "copied" and self._progress is not None:
+        except ExecutionNotFoundError:
+            await self._forget(id)
+        if self._became.get(id) == "copied" and self._progress is not None:
             self._progress(id)
+
+    async def _forget(self, id: str) -> None:
+        """It was deleted in the source meanwhile, as finished ones are; half of it in the target must not stay."""
+        if await self._source.exists(id):
+            raise StoreError(f"half of execution {id!r} is gone from the target, where somebody deletes")
+        there = await self._at_target(id)
+        if there is not None and there.head.reason == ARRIVING:
+            await self._throw_away(there)
+        self._became.pop(id, None)
 
     async def _carried(self, id: str) -> str:
         here, there = await self._source.load(id), await self._at_target(id)
@@ -337,8 +351,10 @@ class _Copy:
         async def compare(id: str) -> None:
             try:
                 same = await self._is_same(id)
-            except (CodecError, ExecutionNotFoundError):
+            except CodecError:
                 same = False
+            except ExecutionNotFoundError:
+                same = not await self._source.exists(id)  # deleted there since, as finished ones are
             if not same:
                 different.append(id)
 
@@ -369,6 +385,8 @@ async def _picture(store: CheckpointStore, id: str, loaded: Loaded | None = None
             whole = await store.checkpoint(id, row.seq) if row.seq in kept else None
             rows.append(attrs.evolve(row, data=None, blobs=()) if whole is None else whole[0])
             blobs |= {} if whole is None else whole[1]
+    if not rows:
+        raise ExecutionNotFoundError(id)  # deleted since it was loaded
     return _Picture(loaded, tuple(rows), blobs)
 
 

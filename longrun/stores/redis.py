@@ -62,7 +62,7 @@ class RedisBackend(StoreBackend):
         self._link = Link(url_or_client, prefix, options or Options())
         self._reader, self._finder, self._watch = Reader(self._link), Finder(self._link), Watch(self._link)
         self._number = 0
-        self._unanswered: dict[str, int] = {}
+        self._unanswered: dict[str, tuple[int, Claim]] = {}
         self._log = get_logger(store=self.kind, prefix=prefix)
 
     # life
@@ -144,9 +144,13 @@ class RedisBackend(StoreBackend):
     def _claim(self, claim: Claim) -> tuple[list[Loaded], list[str]]:
         """What was given, and what has a damaged control record.
 
-        If the answer is lost, the next call of this owner asks with the same number, and gets what was given then."""
-        number = self._unanswered.get(claim.owner) or self._next()
-        self._unanswered[claim.owner] = number
+        If the answer is lost, the same call of this owner asks with the same number, and gets what was given then. Who
+        asks for something else must not get that: whose answer was lost looks for what it owns."""
+        asked = attrs.evolve(claim, now=0.0)
+        number, before = self._unanswered.get(claim.owner, (0, None))
+        if before != asked:
+            number = self._next()
+        self._unanswered[claim.owner] = number, asked
         args = _claim_arguments(claim)
         given, damaged = self._link.repeated("claim", f"{self._link.name}:{claim.owner}", number, *args)
         loaded = self._given(given.decode().split(), claim.owner)

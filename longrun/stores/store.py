@@ -194,7 +194,7 @@ class CheckpointStore:
         return await self._read(partial(self.backend.boundaries, id, after=after, limit=limit))
 
     async def checkpoint(self, id: str, seq: int) -> tuple[Boundary, Mapping[str, bytes]] | None:
-        found = await self._read(self.backend.checkpoint, id, seq)
+        found = await self._read(self.backend.checkpoint, id, seq) if 0 < seq < 1 << 63 else None
         if found is None:
             return None
         boundary, blobs = found
