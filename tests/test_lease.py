@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from typing import Any
@@ -311,6 +312,21 @@ async def test_the_lock_is_touched_now_and_then(monkeypatch):
         for touches in (0, 0, 1, 1, 1, 2, 2):
             await kept.beat()
             assert len(touched) == touches
+
+
+async def test_a_lock_that_cannot_be_touched_keeps_no_lease_from_being_renewed(monkeypatch):
+    """I12: the thread that renews it goes on."""
+
+    def touch(lock: LifeLock) -> None:
+        raise OSError(errno.EIO, "the disk is sick")
+
+    monkeypatch.setattr(LifeLock, "touch", touch)
+    async with Kept(interval=600, ttl=1800) as kept:
+        for _ in range(2):
+            await kept.beat()
+            assert kept.thread.is_alive()
+            assert [owner.remaining for owner in await kept.store.owners()] == [kept.ttl]
+    assert kept.lost == 0
 
 
 async def test_a_keeper_ends_quietly_with_its_store():

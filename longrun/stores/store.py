@@ -347,13 +347,13 @@ class _Watcher:
     def add(self, loop: Loop, changed: Callable[[], object]) -> Callable[[], None]:
         mark = object()
         with self._lock:
-            self._listeners[mark] = (loop, changed)
-            self.shared = len(self._listeners) > 1
             if self._thread is None:
                 self._stopping.clear()
                 thread = threading.Thread(target=self._run, name="longrun-watcher", daemon=True)
                 thread.start()
                 self._thread = thread
+            self._listeners[mark] = (loop, changed)
+            self.shared = len(self._listeners) > 1
         return lambda: self._remove(mark)
 
     def _remove(self, mark: object) -> None:

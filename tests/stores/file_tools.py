@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from longrun.stored import Loaded, Write
 from longrun.stores._file.disk import Disk
@@ -24,6 +27,25 @@ class CountingDisk(Disk):
     def close(self, fd: int) -> None:
         self.left.discard(fd)
         super().close(fd)
+
+
+class FolderDisk(CountingDisk):
+    """Knows which directories of a store were synced, and can refuse that for one of them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.sick = ""
+        self.synced: list[str] = []
+
+    def fsync(self, fd: int) -> None:
+        status = os.fstat(fd)
+        for folder in self.path.glob("*/"):
+            if os.path.samestat(folder.stat(), status):
+                if folder.name == self.sick:
+                    raise OSError(errno.EIO, "the disk is sick")
+                self.synced.append(folder.name)
+        super().fsync(fd)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import pytest
 from longrun.errors import LeaseLostError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import Query, Write
+from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import Disk
 from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import change, claim, create, owned, send, step
-from tests.stores.file_tools import CountingDisk, created, done, loaded, opened
+from tests.crashing import PATIENCE
+from tests.stores.file_tools import CountingDisk, FolderDisk, created, done, loaded, opened
 
 CALLS = ("write", "fdatasync", "fsync", "rename", "link", "open")
 
@@ -603,3 +606,185 @@ def test_who_is_still_the_owner_is_asked_after_the_last_sync(path: Path) -> None
         refused = [id for id, answer in zip(ids, answers, strict=True) if answer is not None]
         assert refused == ["x7"]
         assert isinstance(answers[7], LeaseLostError)
+
+
+# --- what a second fault leaves behind --------------------------------------------------------------------------------
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def inodes(path: Path) -> list[int]:
+    """Of the journals of a and b."""
+    return [(path / "live" / f"{id}.0.jsonl").stat().st_ino for id in "ab"]
+
+
+@pytest.mark.parametrize("disk", [BadDisk], indirect=True)
+def test_where_no_thread_can_be_started_a_batch_is_synced_all_the_same(
+    path: Path, backend: FileBackend, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I10"""
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    news = [owned("a"), owned("b")]
+    created(backend, *news)
+    disk.synced.clear()
+    done(backend, *[step(new.id, new.head) for new in news])
+    assert sorted(disk.synced) == sorted(inodes(path))
+
+
+def test_a_defect_between_write_and_sync_makes_no_later_try_durable(
+    path: Path, backend: FileBackend, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I10: what was written then is not taken for synced when it is compared with the same saves."""
+
+    def defect(crew: Crew, fds: Sequence[int]) -> list[OSError | None]:
+        raise MemoryError
+
+    news = [owned("a"), owned("b")]
+    created(backend, *news)
+    saves = [step(new.id, new.head) for new in news]
+    before = inodes(path)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(Crew, "sync", defect)
+        backend.commit(saves)
+    disk.synced.clear()
+    done(backend, *saves)
+    after = inodes(path)
+    assert all(new != old for new, old in zip(after, before, strict=True)), "each is written anew"
+    assert sorted(disk.synced) == sorted(after)
+    with opened(FileBackend(path)) as other:
+        assert [loaded(other, new.id).head.revision for new in news] == [1, 1]
+
+
+class HeldUp(Disk):
+    """A helper's rename waits until the caller of the crew comes to its own."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def sync_all(self, fds: Sequence[int]) -> list[OSError | None]:
+        return [None for _ in fds]  # no helper is needed before journals are compacted
+
+    def rename(self, old: str, new: str, old_dir: int, new_dir: int) -> None:
+        if threading.current_thread().name.startswith("longrun-file-sync"):
+            self.begun.set()
+            self.go.wait(PATIENCE)
+        elif new.endswith(".0.jsonl"):
+            assert self.begun.wait(PATIENCE)
+            self.go.set()
+        super().rename(old, new, old_dir, new_dir)
+
+
+def only_one_helper(patch: pytest.MonkeyPatch) -> list[str]:
+    """Let one thread of a crew be started, and no more; the names of those that were asked for."""
+    start, asked = threading.Thread.start, list[str]()
+
+    def counted(thread: threading.Thread) -> None:
+        asked.append(thread.name)
+        if len(asked) > 1:
+            no_thread(thread)
+        start(thread)
+
+    patch.setattr(threading.Thread, "start", counted)
+    return asked
+
+
+def test_a_helper_that_compacts_is_waited_for_where_no_second_one_can_be_started(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I1: it would put its old copy in the place of what is acknowledged meanwhile."""
+    disk = HeldUp()
+    with opened(FileBackend(path, disk=disk)) as backend:
+        news = [owned(id) for id in "abc"]
+        for new in news:
+            created(backend, new)
+        asked = only_one_helper(monkeypatch)
+        saves = [step(new.id, new.head, put={"e": b"e" * 400_000}) for new in news]
+        try:
+            done(backend, *saves)
+        finally:
+            disk.go.set()
+        assert len(asked) == 2
+        done(backend, *[step(save.id, save.head) for save in saves])
+        with opened(FileBackend(path)) as other:
+            assert [loaded(other, save.id).head.revision for save in saves] == [2, 2, 2]
+
+
+@pytest.fixture
+def folders(path: Path) -> FolderDisk:
+    return FolderDisk(path)
+
+
+@pytest.fixture
+def store(path: Path, folders: FolderDisk) -> Iterator[FileBackend]:
+    with opened(FileBackend(path, disk=folders)) as store:
+        assert isinstance(store, FileBackend)
+        yield store
+    assert folders.left == set()
+
+
+def test_an_inbox_that_was_compacted_takes_nothing_before_its_name_is_durable(
+    store: FileBackend, folders: FolderDisk
+) -> None:
+    """I1, I10: a power cut would bring the old file back, without what was acknowledged since."""
+    new = owned("a")
+    done(store, new, *[send("a", payload=b"x" * 10_000) for _ in range(4)])
+    folders.sick = "inbox"
+    done(store, change("a", new.head, take=(1, 2, 3, 4)))
+    assert isinstance(attempt(store, send("a", "late")), StoreUnavailableError)
+    folders.sick = ""
+    folders.synced.clear()
+    assert attempt(store, send("a", "late")) == 5
+    assert "inbox" in folders.synced
+    assert [message.name for message in store.messages("a")] == ["late"]
+
+
+def test_an_id_is_not_called_taken_before_its_name_is_durable(store: FileBackend, folders: FolderDisk) -> None:
+    """I1: who submits again hears that it is there, and relies on that."""
+    folders.sick = "live"
+    assert isinstance(attempt(store, create("a")), StoreUnavailableError)
+    assert isinstance(attempt(store, create("a")), StoreUnavailableError)
+    folders.sick = ""
+    folders.synced.clear()
+    assert attempt(store, create("a")) is False
+    assert "live" in folders.synced
+
+
+def test_no_row_leaves_its_journal_before_the_history_has_its_name(
+    path: Path, store: FileBackend, folders: FolderDisk
+) -> None:
+    """I7, I10: also if the file was there when it was tried again."""
+    new = owned("a")
+    created(store, new)
+    journal, history = path / "live" / "a.0.jsonl", path / "history" / "a.jsonl"
+    before, save = journal.stat().st_ino, step("a", new.head, put={"e": b"e" * 400_000}, keep_from=2)
+    folders.sick = "history"
+    done(store, save)
+    assert history.exists()
+    assert journal.stat().st_ino == before, "it was not compacted"
+    folders.sick = ""
+    while journal.stat().st_ino == before:
+        assert "history" not in folders.synced
+        save = step("a", save.head, put={"e": b"e" * 400_000}, keep_from=save.head.seq + 1)
+        done(store, save)
+    assert "history" in folders.synced
+    assert [row.seq for row in store.boundaries("a")] == list(range(1, save.head.seq + 1))
+
+
+def test_nothing_is_removed_before_its_copy_in_quarantine_has_its_name(
+    path: Path, store: FileBackend, folders: FolderDisk
+) -> None:
+    """I10: also if the copy was there when it was tried again."""
+    created(store, create("a", ExecutionState.FAILED))
+    journal = path / "live" / "a.0.jsonl"
+    journal.write_bytes(journal.read_bytes().swapcase())
+    folders.sick = "quarantine"
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError, match="the disk is sick"):
+            store.delete(["a"])
+        assert journal.exists()
+    folders.sick = ""
+    assert store.delete(["a"]) == [True]
+    assert "quarantine" in folders.synced
+    assert not journal.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 
-from longrun.errors import CorruptDataError, ExecutionNotFoundError, LeaseLostError
+from longrun.errors import CorruptDataError, ExecutionNotFoundError, LeaseLostError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import QUEUE_WORKFLOW, Query
 from longrun.stores._file import catalog
@@ -123,6 +124,73 @@ def test_messages_are_seen_while_their_execution_moves(path: Path, other: FileBa
         disk.go.set()
         closing.join()
     assert loaded(other, "a") == known
+
+
+class CutShort(Disk):
+    """Fails in the middle of a move: the inbox has moved, the journal has not."""
+
+    def __init__(self) -> None:
+        self.sick = False
+
+    def unlink(self, name: str, dir_fd: int) -> None:
+        self._check(name)
+        super().unlink(name, dir_fd)
+
+    def rename(self, old: str, new: str, old_dir: int, new_dir: int) -> None:
+        self._check(new)
+        super().rename(old, new, old_dir, new_dir)
+
+    def _check(self, name: str) -> None:
+        if self.sick and name == "a.0.jsonl":
+            raise OSError(errno.EIO, "the disk is sick")
+
+
+def names(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir()}
+
+
+def test_messages_that_went_to_done_ahead_of_their_execution_reach_who_retries_it(path: Path) -> None:
+    """I1: they come back, with their keys and numbers."""
+    disk = CutShort()
+    with opened(FileBackend(path, disk=disk)) as backend:
+        done(backend, create("a", ExecutionState.FAILED), send("a", "one", key="k"))
+        disk.sick = True
+    assert (names(path / "live"), names(path / "inbox")) == ({"a.0.jsonl"}, set())
+    with opened(FileBackend(path)) as other:
+        (given,) = other.claim(claim("me", ids=("a",), states=FAILED))
+        assert [message.name for message in given.messages] == ["one"]
+        assert done(other, send("a", "one", key="k"), send("a", "two")) == [1, 2]
+        assert [message.name for message in other.messages("a")] == ["one", "two"]
+
+
+def test_a_message_to_what_has_half_gone_to_done_stands_behind_the_others(path: Path) -> None:
+    """I1"""
+    disk = CutShort()
+    with opened(FileBackend(path, disk=disk)) as backend:
+        done(backend, create("a", ExecutionState.FAILED), send("a", "one"))
+        disk.sick = True
+    with opened(FileBackend(path)) as other:
+        assert done(other, send("a", "two")) == [2]
+        (given,) = other.claim(claim("me", ids=("a",), states=FAILED))
+        assert [message.name for message in given.messages] == ["one", "two"]
+
+
+def test_a_message_to_what_has_half_come_back_from_done_replaces_none(path: Path) -> None:
+    """I1: it has the next number, and both reach who retries the execution."""
+    disk = CutShort()
+    with opened(FileBackend(path, disk=disk)) as backend:
+        done(backend, create("a", ExecutionState.FAILED), send("a", "one"))
+        backend.close()
+        backend.open()
+        disk.sick = True
+        retry = claim("me", ids=("a",), states=FAILED)
+        with pytest.raises(StoreUnavailableError, match="the disk is sick"):
+            backend.claim(retry)
+        disk.sick = False
+        assert (names(path / "done"), names(path / "inbox")) == ({"a.jsonl"}, {"a.jsonl"})
+        assert done(backend, send("a", "two")) == [2]
+        (given,) = backend.claim(retry)
+        assert [message.name for message in given.messages] == ["one", "two"]
 
 
 def test_what_a_dead_owner_changed_last_is_known_to_who_claims_it(backend: FileBackend, other: FileBackend) -> None:

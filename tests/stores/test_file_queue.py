@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -129,6 +130,18 @@ def test_where_the_kernel_gives_no_queue_nothing_is_asked_of_it(kernel: Kernel, 
 def test_an_unknown_machine_has_no_queue(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "elsewhere")
     assert QueueDisk().sync_all([10, 11]) == []
+
+
+def test_a_python_without_ctypes_has_no_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I10: one that was built without libffi; threads sync there."""
+    monkeypatch.setattr(queue, "_NUMBERS", {"here": NUMBERS})
+    monkeypatch.setattr("platform.machine", lambda: "here")
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    assert QueueDisk().sync_all([10, 11]) == []
+    with opened(FileBackend(tmp_path / "store")) as backend:
+        news = [owned("a"), owned("b")]
+        created(backend, *news)
+        assert backend.commit([step(new.id, new.head) for new in news]) == [None, None]
 
 
 def test_a_wait_that_fails_leaves_all_in_doubt(kernel: Kernel) -> None:

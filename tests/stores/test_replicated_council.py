@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +24,13 @@ from longrun.stores._replicated.side import LostError, Side
 from longrun.stores._replicated.tending import TendedBackend
 from longrun.stores._replicated.term import Term, bury, read_term, write_term
 from longrun.stores._replicated.witness import DirectoryWitness, StoreWitness
+from longrun.stores.file import FileBackend
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.replicated import ReplicatedCheckpointStore
 from longrun.stores.sqlite import SQLiteBackend
 from longrun.testing.samples import create, owned, step
-from tests.stores.replicated_tools import Pair, Switch, opened
+from tests.stores.file_tools import FolderDisk
+from tests.stores.replicated_tools import Pair, Switch, created, done, opened
 
 FIRST = Term(generation=1, pair="p", active="primary", standby=LEVEL, by="somebody")
 
@@ -217,6 +222,21 @@ def test_handing_over_what_another_process_has_handed_over_already_is_done() -> 
     assert two.council.term == newer
 
 
+def test_a_term_is_on_its_active_side_before_anything_is_written_under_it(tmp_path: Path) -> None:
+    """I13: the witness took it, and it could not be written down. Who starts without the witness must know of it."""
+    pair = Pair(tmp_path, witness=Witnessed(), single_process=False)
+    with opened(pair.backend) as backend:
+        new = owned("a")
+        created(backend, new)
+        pair.secondary.down = pair.primary.full = True
+        with pytest.raises(StoreUnavailableError, match="it is full"):
+            backend.commit([step("a", new.head)])
+        pair.primary.full = False
+        done(backend, step("a", new.head))
+        assert pair.parts == ("primary", BEHIND)
+        assert read_term(backend._council.active) == backend._council.term
+
+
 # --- by force --------------------------------------------------------------------------------------------------------
 
 
@@ -281,6 +301,43 @@ def test_a_witness_whose_directory_cannot_be_used_is_away(tmp_path: Path) -> Non
         DirectoryWitness(tmp_path / "nowhere").read()
 
 
+def test_a_directory_witness_consents_only_to_what_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I13: also if an earlier call stored the term and failed."""
+    sync = os.fsync
+
+    def sick(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EIO, "the disk is sick")
+        sync(fd)
+
+    witness = DirectoryWitness(tmp_path)
+    witness.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", sick)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError, match="the disk is sick"):
+                witness.propose(FIRST)
+    assert witness.propose(FIRST) is True
+    assert witness.propose(attrs.evolve(FIRST, by="me")) is False
+
+
+def test_a_store_witness_consents_only_to_what_is_durable(tmp_path: Path) -> None:
+    """I13: also if an earlier call stored the term and failed."""
+    disk = FolderDisk(tmp_path)
+    witness = StoreWitness(FileBackend(tmp_path, disk=disk))
+    witness.open()
+    disk.sick = "live"
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError, match="the disk is sick"):
+            witness.propose(FIRST)
+    disk.sick = ""
+    disk.synced.clear()
+    assert witness.propose(FIRST) is True
+    assert "live" in disk.synced
+    assert witness.propose(attrs.evolve(FIRST, by="me")) is False
+    witness.close()
+
+
 def test_their_names_tell_what_they_are_and_nothing_else(tmp_path: Path) -> None:
     """A path or an address may be a secret."""
     assert repr(DirectoryWitness(tmp_path)) == "<DirectoryWitness>"
@@ -328,7 +385,7 @@ def copier() -> tuple[Damaged, Damaged, Copier]:
     sides = Side("primary", source), Side("secondary", target)
     for side in sides:
         side.open()
-    return source, target, Copier(*sides, lambda: None)
+    return source, target, Copier(*sides, lambda _: None)
 
 
 def test_an_older_copy_is_better_than_none() -> None:
@@ -435,7 +492,7 @@ def test_what_is_deleted_while_it_is_copied_is_nothing_to_copy(monkeypatch: pyte
         assert side.open()
     source.write("commit", [create("a")])
     monkeypatch.setattr(source.backend, "boundaries", lambda *args, **page: [])
-    assert Copier(source, target, lambda: None)._batches("a") == []
+    assert Copier(source, target, lambda _: None)._batches("a") == []
 
 
 def test_a_defect_while_copying_leaves_the_standby_behind_and_the_queue_at_work(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +13,11 @@ from typing import Any
 import attrs
 import pytest
 
-from longrun.errors import LeaseLostError, StoreSettingsError, StoreUnavailableError
+from longrun.errors import CorruptDataError, LeaseLostError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import Owner, Query
+from longrun.stores._file.disk import Disk
+from longrun.stores.file import FileBackend
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.replicated import ReplicatedCheckpointStore
 from longrun.testing import ManualClock
@@ -274,6 +280,95 @@ def test_a_full_disk_is_lost_after_some_strikes(quick: Callable[..., Pair]) -> N
         done(backend, saved)
         assert pair.parts == ("secondary", "behind")
         assert [row.seq for row in backend.boundaries("a")] == [1, 2]
+
+
+class Full(Disk):
+    full = False
+
+    def write(self, fd: int, data: bytes | memoryview) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(fd, data)
+
+
+def test_a_store_that_answers_each_write_with_its_full_disk_is_lost_too(
+    quick: Callable[..., Pair], tmp_path: Path
+) -> None:
+    """I10: that of files raises nothing: it refuses every write of a batch by itself."""
+    disk = Full()
+    pair = quick(strikes=3)
+    pair.primary.inner = FileBackend(tmp_path / "store", disk=disk)
+    with opened(pair.backend) as backend:
+        new = owned("a")
+        created(backend, new)
+        disk.full = True
+        saved = step("a", new.head)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError, match="No space left"):
+                backend.commit([saved])
+            assert pair.parts == ("primary", "level")
+        done(backend, saved)
+        assert pair.parts == ("secondary", "behind")
+        assert [row.seq for row in backend.boundaries("a")] == [1, 2]
+
+
+def damaged(call: str) -> None:
+    raise CorruptDataError("the database", "it is malformed")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"), [("primary", ("secondary", "behind")), ("secondary", ("primary", "behind"))]
+)
+def test_a_store_that_is_damaged_as_a_whole_is_lost(
+    quick: Callable[..., Pair], name: str, parts: tuple[str, str]
+) -> None:
+    """I13: no call of it works, and the other one is well."""
+    pair = quick()
+    with opened(pair.backend) as backend:
+        new = owned("a")
+        created(backend, new)
+        side = pair.primary if name == "primary" else pair.secondary
+        side.told = damaged
+        saved = step("a", new.head)
+        done(backend, saved, create("b"))
+        backend.check()
+        done(backend, step("a", saved.head))
+        assert pair.parts == parts
+        assert not getattr(pair.store.status(), name).healthy
+        side.told = lambda call: None
+        backend.check()
+        assert_equal(pair.primary, pair.secondary)
+
+
+def garble(file: Path) -> None:
+    """Whatever a table or an index of this SQLite database begins with can no longer be read."""
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        ((size,),) = connection.execute("PRAGMA page_size")
+        pages = [page for (page,) in connection.execute("SELECT rootpage FROM sqlite_schema WHERE rootpage > 0")]
+    data = bytearray(file.read_bytes())
+    for page in pages:
+        data[(page - 1) * size : page * size] = b"#" * size
+    file.write_bytes(data)
+
+
+def test_a_pair_opens_with_a_standby_whose_database_is_damaged(tmp_path: Path) -> None:
+    """I13: what was acknowledged is on the other one, which goes on."""
+    for name in ("primary", "secondary"):
+        (tmp_path / name).mkdir()
+    pair = Pair(tmp_path, ("file", "sqlite"))
+    with opened(pair.backend) as backend:
+        new = owned("a")
+        created(backend, new)
+        pair.secondary.down = True
+        done(backend, step("a", new.head))
+    pair.secondary.down = False
+    garble(tmp_path / "secondary" / "store.db")
+    pair.store = pair.again()
+    with opened(pair.backend) as backend:
+        assert pair.parts == ("primary", "behind")
+        created(backend, create("b"))
+        assert [row.seq for row in backend.boundaries("a")] == [1, 2]
+        assert "malformed" in str(pair.store.status().secondary.problem)
 
 
 def test_what_only_the_standby_took_is_compared_before_it_is_written_again(quick: Callable[..., Pair]) -> None:

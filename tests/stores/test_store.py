@@ -14,6 +14,7 @@ from longrun import CorruptDataError, MemoryCheckpointStore, StoreUnavailableErr
 from longrun.seal import Seal
 from longrun.stores import memory, rows
 from longrun.stores.memory import MemoryBackend
+from longrun.stores.readers import Readers
 from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore, samples
 from tests.crashing import PATIENCE
@@ -84,6 +85,62 @@ async def test_listeners_hear_of_changes_and_of_a_store_that_was_away_and_not_of
             while not backend.answers.empty():
                 await store.ping()
     assert len(calls) == 2
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_reads_for_which_no_thread_could_be_started_leave_room_for_later_ones(monkeypatch: pytest.MonkeyPatch):
+    """A read that nobody serves would hang, and could not be cancelled: it is made in a thread that can be left."""
+    readers = Readers(2)
+    answers: list[int] = []
+
+    async def read() -> None:
+        answers.append(await readers.run(len, "abc"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="can't start"):
+                anyio.run(read)
+    thread = threading.Thread(target=anyio.run, args=(read,), daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    readers.close()
+    assert answers == [3]
+
+
+async def test_where_no_more_threads_can_be_started_those_that_there_are_read(monkeypatch: pytest.MonkeyPatch):
+    readers = Readers(2)
+    go = threading.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(readers.run, go.wait, PATIENCE)
+        await anyio.wait_all_tasks_blocked()
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", no_thread)
+                group.start_soon(readers.run, len, "abc")
+                await anyio.wait_all_tasks_blocked()
+        finally:
+            go.set()
+    assert await readers.run(len, "abc") == 3
+    readers.close()
+
+
+async def test_a_watcher_that_could_not_be_started_is_started_for_the_next_who_asks(monkeypatch: pytest.MonkeyPatch):
+    """And the store can be closed."""
+    store = MemoryCheckpointStore()
+    async with store, CheckpointStore(store.backend) as other:
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start"):
+            patch.setattr(threading.Thread, "start", no_thread)
+            store.watch(lambda: None)
+        changed = anyio.Event()
+        store.watch(changed.set)
+        assert "longrun-watcher" in [thread.name for thread in threading.enumerate()]
+        await other.create(samples.create("a"))
+        with anyio.fail_after(PATIENCE):
+            await changed.wait()
 
 
 async def test_one_that_cannot_be_unsealed_does_not_keep_the_others_of_a_claim():

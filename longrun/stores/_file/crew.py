@@ -6,10 +6,11 @@ Place in the life of an execution: checkpoint.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
 
 from longrun.stores._file.disk import Disk
 
@@ -59,26 +60,50 @@ class Crew:
             self._run(function, items)
 
     def _run(self, function: Callable[[T], object], items: Sequence[T]) -> None:
-        todo = deque(items)
-
-        def work() -> None:
-            while True:
-                try:
-                    item = todo.popleft()
-                except IndexError:
-                    return
-                function(item)
-
-        others: list[Future[None]] = []
-        try:
-            with contextlib.suppress(RuntimeError):  # no more threads are to be had: those that there are do it
-                others.extend(self._pool.submit(work) for _ in range(min(SIZE, len(items)) - 1))
-            work()
-        finally:
-            wait(others)  # nobody may be at work any more when this is over
-            todo.clear()
-        for other in others:
-            other.result()
+        round = _Round(function, items)
+        with contextlib.suppress(RuntimeError):  # no more threads are to be had: those that there are do it
+            for _ in range(min(SIZE, len(items)) - 1):
+                self._pool.submit(round.work)
+        round.work()
+        round.end()
 
     def close(self) -> None:
         self._pool.shutdown()
+
+
+class _Round(Generic[T]):
+    """Items that several threads work at. It waits for the threads that have begun, and not for what was asked of the
+    pool: that may begin late, or, where a thread could not be started, without anybody's knowing."""
+
+    def __init__(self, function: Callable[[T], object], items: Sequence[T]) -> None:
+        self._function, self._todo = function, deque(items)
+        self._changed = threading.Condition()
+        self._at_work, self._over = 0, False
+        self._error: BaseException | None = None
+
+    def work(self) -> None:
+        with self._changed:
+            if self._over:
+                return
+            self._at_work += 1
+        try:
+            while self._todo:
+                try:
+                    item = self._todo.popleft()
+                except IndexError:  # another was quicker
+                    return
+                self._function(item)
+        except BaseException as error:
+            self._error = self._error or error
+        finally:
+            with self._changed:
+                self._at_work -= 1
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Return when nobody is at work any more; raise what one of them has raised."""
+        with self._changed:
+            self._over = True
+            self._changed.wait_for(lambda: not self._at_work)
+        if self._error is not None:
+            raise self._error
