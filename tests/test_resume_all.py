@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from longrun import (
     StepContext,
     StepRegistry,
 )
+from longrun.runner import Runner
 from longrun.testing import ManualClock
 from tests.crashing import CrashableExecutor, crash
 
@@ -344,3 +346,45 @@ def test_a_report_is_true_if_it_tells_anything():
     assert ResumeReport(blocked={"a": "it is damaged"})
     assert ResumeReport(skipped={"a": "not registered here"})
     assert len(ResumeReport(resumed=("a",), blocked={"b": "it is damaged"})) == 1
+
+
+async def test_a_step_whose_thread_an_executor_left_behind_does_not_run_beside_itself(
+    store: MemoryCheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt in this process waits for it, whichever executor makes it."""
+    registry = StepRegistry()
+    begun, go, asked = threading.Event(), threading.Event(), anyio.Event()
+    inside: list[int] = []
+    most: list[int] = []
+
+    @registry.step
+    def slow(state: int) -> int:
+        inside.append(state)
+        most.append(len(inside))
+        begun.set()
+        go.wait(30)
+        inside.pop()
+        return state + 1
+
+    usual = Runner._alone
+
+    async def alone(runner: Runner) -> bool:
+        asked.set()
+        return await usual(runner)
+
+    monkeypatch.setattr(Runner, "_alone", alone)
+    registry.workflow("w", [slow])
+    config = ExecutorConfig(drain_timeout=0.0)
+    try:
+        async with store:
+            async with Executor(registry, store=store, config=config) as first:
+                await first.start("w", 0, id="p")
+                await anyio.to_thread.run_sync(begun.wait, 30)
+            async with Executor(registry, store=store, config=config) as second:
+                with anyio.fail_after(30):
+                    await asked.wait()
+                    go.set()
+                    assert await (await second.handle("p")).result() == 1
+    finally:
+        go.set()
+    assert most == [1, 1]
