@@ -18,7 +18,7 @@ from attrs import define
 
 from longrun.branches import as_failure, take_back
 from longrun.context import StepContext, SyncStepContext, root_context
-from longrun.errors import ContextClosedError, StepError, StepInterrupted, StepTimeoutError, raised_itself
+from longrun.errors import ContextClosedError, StepError, StepInterrupted, StepTimeoutError, holds, raised_itself
 from longrun.ledger import Ledger
 from longrun.loops import Loop
 from longrun.port import StepInfo
@@ -155,7 +155,7 @@ class Attempt:
         except StepInterrupted as error:
             return self.cut_short() if self._scope.cancel_called else Outcome(error=_interrupted(error))
         except BaseException as error:
-            if isinstance(error, GeneratorExit) and self._host.in_its_task:
+            if self._closed_itself(error):
                 error = raised_itself(error)
             if as_failure(error) is None and not self._cancelled_itself(error) and not self._cut_with_errors(error):
                 raise
@@ -178,6 +178,12 @@ class Attempt:
         """Whether the step, or something that it called, has cancelled the task that it runs in, and nobody else is
         ending that: a failure of this attempt then."""
         return not self._scope.cancel_called and self._host.goes_on and take_back(error)
+
+    def _closed_itself(self, error: BaseException) -> bool:
+        """Whether the step, or one of its tasks, raised GeneratorExit: no loop and no collector is closing it."""
+        if not holds(error, GeneratorExit) or holds(error, KeyboardInterrupt):
+            return False
+        return self._host.in_its_task and self._host.goes_on
 
     def _cut_with_errors(self, error: BaseException) -> bool:
         """Whether it was cut short, and what its tasks raised meanwhile came in one group with the cancellation."""

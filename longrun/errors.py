@@ -173,6 +173,13 @@ class StepError(LongrunError):
     """Raised inside a step."""
 
 
+def holds(error: BaseException, *kinds: type[BaseException]) -> bool:
+    """Whether it is one of these, or a group with one of them in it."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(kinds) is not None
+    return isinstance(error, kinds)
+
+
 def raised_itself(error: BaseException) -> StepError:
     """What a step raised that would end more than its attempt if it came from elsewhere."""
     failure = StepError(f"the step raised {type(error).__name__}, which ends an attempt, not the program")

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from longrun.errors import ConfigError, StepInterrupted, StepMisuseError, raised_itself
+from longrun.errors import ConfigError, StepInterrupted, StepMisuseError, holds, raised_itself
 from longrun.loops import current_loop
 
 try:
@@ -54,10 +54,9 @@ class Bridge:
         job, self._job = self._job, None
         try:
             self._result = job() if job is not None else None
-        except (KeyboardInterrupt, GeneratorExit) as error:  # none of its own comes to a thread
-            self._error = raised_itself(error)
         except BaseException as error:  # carried to the attempt, StepInterrupted and SystemExit included
-            self._error = error
+            own = holds(error, KeyboardInterrupt, GeneratorExit)  # from elsewhere none of these comes to a thread
+            self._error = raised_itself(error) if own else error
         finally:
             _current.bridge = None
             if self.closed:  # nobody asks any more

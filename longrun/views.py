@@ -113,7 +113,7 @@ def new_id() -> str:
 
 def digest_id(parent: str, wanted: str) -> str:
     """An id for what would be too long or have other letters, the same every time."""
-    digest = hashlib.blake2b(wanted.encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(wanted.encode(errors="surrogatepass"), digest_size=16).hexdigest()
     return f"{parent[: ID_LIMIT - len(digest) - 1]}~{digest}"
 
 

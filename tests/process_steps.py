@@ -63,6 +63,37 @@ def fail(state: dict[str, Any]) -> dict[str, Any]:
     raise ValueError("no good")
 
 
+def fail_manifold(state: dict[str, Any]) -> dict[str, Any]:
+    raise ExceptionGroup("many", [ValueError("a"), KeyError("b")])
+
+
+def wait_until_told(state: dict[str, Any]) -> dict[str, Any]:
+    Path(state["pid_file"]).write_text(str(os.getpid()))
+    _wait(state["told"])
+    return state
+
+
+def leave_a_helper(state: dict[str, Any]) -> dict[str, Any]:
+    """Its own child lives on when it dies."""
+    if os.fork() == 0:
+        _wait(state["told"])
+        os._exit(0)
+    return die(state)
+
+
+def wait_for_a_helper(state: dict[str, Any]) -> dict[str, Any]:
+    """What it runs lives on when it is killed."""
+    os.system(f"for n in $(seq 400); do test -e '{state['told']}' && exit; sleep 0.05; done")
+    return state
+
+
+def _wait(told: str) -> None:
+    for _ in range(2000):
+        if Path(told).exists():
+            return
+        time.sleep(0.01)
+
+
 def give_up(state: dict[str, Any]) -> dict[str, Any]:
     raise NonRetryable("never")
 

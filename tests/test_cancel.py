@@ -76,6 +76,35 @@ async def test_cancel_interrupts_the_step_and_is_stored_with_its_reason(store):
         assert [checkpoint.state for checkpoint in await executor.history(run.id)] == [1, 2]
 
 
+async def test_a_step_that_raises_its_cancellation_along_with_an_error_ends_alone(store):
+    registry = StepRegistry()
+    begun, go = anyio.Event(), anyio.Event()
+
+    @registry.step
+    async def bad(state: Any) -> Any:
+        try:
+            begun.set()
+            await anyio.sleep_forever()
+        except BaseException as error:
+            raise BaseExceptionGroup("while stopping", [error, ValueError("not cleaned up")]) from None
+
+    @registry.step
+    async def good(state: Any) -> str:
+        await go.wait()
+        return "done"
+
+    registry.workflow("bad", [bad])
+    registry.workflow("good", [good])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store) as executor:
+            other, run = await executor.start("good"), await executor.start("bad")
+            await begun.wait()
+            await run.cancel()
+            assert [row.kind for row in await executor.steps(run.id)] == ["start", "cancel"]
+            go.set()
+            assert await other.result() == "done"
+
+
 async def test_cancel_from_another_executor(store):
     begun = anyio.Event()
     ended: list[str] = []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+
 import anyio
 import pytest
 
@@ -9,14 +12,18 @@ from longrun import (
     ConfigError,
     ExecutionExistsError,
     ExecutionFailedError,
+    ExecutionState,
     Executor,
     ExecutorConfig,
     MemoryCheckpointStore,
     Repeat,
+    Sleep,
     StepContext,
     StepRegistry,
     SyncStepContext,
 )
+from longrun.testing.samples import create
+from longrun.worker import Worker
 from tests import crashing
 from tests.crashing import AT_ONCE, ONE, PATIENCE, crash_at, finish, run
 
@@ -35,12 +42,18 @@ async def fail(state):
     raise ValueError("no")
 
 
+async def nap(state):
+    return Sleep(0.01, state)
+
+
 def registry_of(step) -> StepRegistry:
     registry = crashing.registry_of(step)
     registry.register("double", double)
     registry.register("fail", fail, retry=AT_ONCE)
+    registry.register("nap", nap)
     registry.workflow("child", ["double"])
     registry.workflow("bad", ["fail"])
+    registry.workflow("rested", ["nap", "double"])
     return registry
 
 
@@ -290,3 +303,167 @@ async def test_a_parent_waits_for_its_place_again_also_after_a_childs_failure() 
             runs = [await executor.start(name, 1) for name in ("work", "other", "other", "other")]
             assert [await run.result() for run in runs] == [1] * 4
     assert most == 1
+
+
+async def test_a_child_that_sleeps_goes_on_although_its_parent_has_waited_for_it_in_the_only_slot():
+    """The parent counts for nothing while it is away: there is room to claim the child again."""
+
+    async def step(ctx: StepContext, state):
+        return await (await ctx.start_child("rested", 21, key="a")).result()
+
+    assert await run(registry_of(step), config=ExecutorConfig(max_concurrency=1)) == 42
+
+
+@pytest.mark.parametrize("call", ["result", "wait"])
+async def test_a_child_that_sleeps_goes_on_although_its_parent_is_all_that_its_queue_has_room_for(call):
+    async def step(ctx: StepContext, state):
+        child = await ctx.start_child("rested", 21, key="a")
+        await getattr(child, call)()
+        return await child.result()
+
+    with anyio.fail_after(PATIENCE):
+        config = ExecutorConfig(heartbeat_interval=0.05, lease_ttl=30)
+        async with Worker(registry_of(step), store="memory:", config=config) as worker:
+            await worker.limit_queue("default", concurrency=1)
+            assert await (await worker.submit("work", id="x")).result() == 42
+
+
+async def test_a_task_that_waits_for_its_place_goes_on_when_another_of_its_step_gives_the_place_up():
+    """The first is back from its child and waits; the second goes away meanwhile, and takes the request along."""
+    begun, let_go, go_away, release = anyio.Event(), anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def held(state):
+        begun.set()
+        await let_go.wait()
+
+    async def other(state):
+        await release.wait()
+
+    async def step(ctx: StepContext, state):
+        async def second():
+            await go_away.wait()
+            await (await ctx.start_child("child", 1, key="second")).result()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(second)
+            await (await ctx.start_child("held", key="first")).result()
+        return "both"
+
+    def asks() -> bool:
+        return executor.runners["x"].seat.place is not None
+
+    registry = registry_of(step)
+    for function in (held, other):
+        registry.register(function.__name__, function)
+        registry.workflow(function.__name__, [function.__name__])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store="memory:", config=ExecutorConfig(max_concurrency=1)) as executor:
+            parent = await executor.start("work", id="x")
+            await begun.wait()
+            await executor.start("other")
+            let_go.set()
+            while not asks():
+                await anyio.lowlevel.checkpoint()
+            go_away.set()
+            while asks():
+                await anyio.lowlevel.checkpoint()
+            release.set()
+            assert await parent.result() == "both"
+
+
+async def test_a_task_that_comes_back_from_a_child_when_its_step_has_ended_takes_no_slot():
+    begun, go = anyio.Event(), anyio.Event()
+
+    async def held(state):
+        begun.set()
+        await go.wait()
+
+    async def step(ctx: StepContext, state):
+        outside.start_soon((await ctx.start_child("held", key="a")).result)
+        await begun.wait()
+        return "without it"
+
+    registry = registry_of(step)
+    registry.register("held", held)
+    registry.workflow("held", ["held"])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store="memory:", config=ExecutorConfig(max_concurrency=1)) as executor:
+            async with anyio.create_task_group() as outside:
+                assert await (await executor.start("work", id="x")).result() == "without it"
+                go.set()
+            assert await (await executor.start("child", 21)).result() == 42
+
+
+@pytest.mark.parametrize("workflow", ["child", "rested"])
+async def test_waiting_for_an_execution_that_the_executor_started_gives_the_slot_back_too(workflow):
+    async def step(state):
+        return await (await executor.start(workflow, 21)).result()
+
+    with anyio.fail_after(PATIENCE):
+        config = ExecutorConfig(max_concurrency=1)
+        async with Executor(registry_of(step), store="memory:", config=config) as executor:
+            assert await (await executor.start("work")).result() == 42
+
+
+async def test_a_chain_of_children_of_any_length_is_cancelled_to_its_end(store):
+    """It is longer than the calls that Python lets stand in each other."""
+    ids = [f"link-{n}" for n in range(sys.getrecursionlimit() // 2 + 50)]
+    for parent, id in itertools.pairwise([None, *ids]):
+        state = ExecutionState.RUNNING if id == ids[-1] else ExecutionState.CANCELLED
+        await store.create(create(str(id), state, workflow="elsewhere", parent_id=parent))
+    with anyio.fail_after(PATIENCE):
+        async with Executor(StepRegistry(), store=store) as executor:
+            await executor.cancel(ids[0], "enough", children=True)
+            assert (await executor.get(ids[-1])).reason == "enough"
+
+
+async def test_a_child_that_does_not_end_leaves_none_of_the_others_uncancelled():
+    begun, release = anyio.Event(), anyio.Event()
+
+    async def stubborn(state):
+        begun.set()
+        with anyio.CancelScope(shield=True):
+            await release.wait()
+
+    async def endless(state):
+        await anyio.sleep_forever()
+
+    async def step(ctx: StepContext, state):
+        await ctx.start_child("endless", key="before")
+        child = await ctx.start_child("stubborn", key="stubborn")
+        await ctx.start_child("endless", key="after")
+        await child.result()
+
+    registry = registry_of(step)
+    for function in (stubborn, endless):
+        registry.register(function.__name__, function)
+        registry.workflow(function.__name__, [function.__name__])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store="memory:") as executor:
+            parent = await executor.start("work", id="x")
+            await begun.wait()
+            with pytest.raises(TimeoutError, match="x~1~stubborn"):
+                await parent.cancel(children=True, timeout=0.1)
+            states = [(await executor.get(f"x~1~{key}")).state for key in ("before", "after")]
+            release.set()
+            assert states == ["cancelled", "cancelled"]
+
+
+async def test_half_characters_may_be_in_the_key_of_a_child():
+    """As in the name of a file that is not UTF-8."""
+    registry = StepRegistry()
+
+    @registry.step
+    async def child(state):
+        return state
+
+    @registry.step
+    async def parent(ctx: StepContext, state):
+        return [
+            await (await ctx.start_child("child", n, key=f"k{half}")).result() for n, half in enumerate("\udcff\ud800")
+        ]
+
+    registry.workflow("child", [child])
+    registry.workflow("parent", [parent])
+    async with Executor(registry, store="memory:") as executor:
+        assert await (await executor.start("parent")).result() == [0, 1]

@@ -213,6 +213,64 @@ async def test_a_thread_that_goes_on_keeps_nobody_from_leaving(store):
     await anyio.to_thread.run_sync(ended.wait)
 
 
+async def test_a_second_drain_waits_for_the_first(store):
+    registry = StepRegistry()
+    begun, go = anyio.Event(), anyio.Event()
+    left: list[int] = []
+
+    @registry.step
+    async def work(state: Any) -> Any:
+        begun.set()
+        await go.wait()
+
+    async def drain() -> None:
+        await executor.drain()
+        left.append(len(executor.runners))
+
+    registry.workflow("work", [work])
+    async with Executor(registry, store=store) as executor, anyio.create_task_group() as tasks:
+        await executor.start("work", id="a")
+        await begun.wait()
+        tasks.start_soon(drain)
+        tasks.start_soon(drain)
+        await anyio.wait_all_tasks_blocked()
+        assert left == []
+        go.set()
+    assert left == [0, 0]
+    assert (await store.load("a")).head.state == "completed"
+
+
+async def test_a_drain_that_was_cancelled_is_taken_over_by_who_leaves(store):
+    """`serve` in a task of its own: what runs has all its time, although that task has ended."""
+    registry = StepRegistry()
+    begun, left, go = anyio.Event(), anyio.Event(), anyio.Event()
+
+    @registry.step
+    async def work(state: Any) -> str:
+        begun.set()
+        await go.wait()
+        return "kept"
+
+    async def release() -> None:
+        await left.wait()
+        await anyio.wait_all_tasks_blocked()
+        go.set()
+
+    registry.workflow("work", [work])
+    async with anyio.create_task_group() as outside:
+        outside.start_soon(release)
+        async with Executor(registry, store=store) as executor:
+            await executor.start("work", id="a")
+            await begun.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(executor.drain)
+                await anyio.wait_all_tasks_blocked()
+                assert executor.draining
+                tasks.cancel_scope.cancel()
+            left.set()
+    assert (await store.load("a")).head.state == "completed"
+
+
 SERVER = """
     import sys
     import anyio

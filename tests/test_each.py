@@ -103,6 +103,20 @@ async def test_a_resumed_loop_goes_on_behind_the_last_saved_item(kind, store):
     assert seen == [0, 1, 2, 3, 3, 4]
 
 
+async def test_half_characters_may_be_in_the_name_of_a_loop(tmp_path):
+    """As in the name of a file that is not UTF-8."""
+    seen = []
+
+    async def step(ctx: StepContext, state):
+        async for item in ctx.each("file \udcff", range(3), every=1):
+            seen.append(item)
+            if ctx.attempt == 1 and item == 1:
+                raise ValueError
+
+    await run(registry_of(step, retry=AT_ONCE), f"sqlite:///{tmp_path}/work.db", config=NEVER)
+    assert seen == [0, 1, 1, 2]
+
+
 async def test_an_async_generator_will_do():
     async def step(ctx: StepContext, state):
         return [item async for item in ctx.each("items", generated(3))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -22,6 +23,7 @@ from longrun import (
     StepRegistry,
 )
 from longrun.testing import ManualClock
+from tests.crashing import PATIENCE
 
 TYPES = [
     "step_started",
@@ -172,6 +174,58 @@ async def test_a_listener_that_raises_stops_nothing(registry, store, kind):
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_a_listener_that_exits_ends_neither_the_program_nor_itself(registry, store, kind):
+    calls = []
+
+    def plain(event: ExecutionEvent) -> None:
+        calls.append(event)
+        raise SystemExit(3)
+
+    async def later(event: ExecutionEvent) -> None:
+        plain(event)
+
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store, on_event=plain if kind == "plain" else later) as executor:
+            assert await (await executor.start("work", 0)).result() == 2
+    assert names(calls) == WORK
+
+
+async def test_a_listener_that_awaited_something_cancelled_is_called_again(registry, store, anyio_backend_name):
+    if anyio_backend_name != "asyncio":
+        pytest.skip("asyncio alone has a CancelledError that nobody sent")
+    calls = []
+
+    async def later(event: ExecutionEvent) -> None:
+        calls.append(event)
+        cancelled = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        await cancelled
+
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store, on_event=later) as executor:
+            assert await (await executor.start("work", 0)).result() == 2
+    assert names(calls) == WORK
+
+
+async def test_all_who_read_one_stream_hear_of_its_end(registry, store):
+    ended: list[str] = []
+
+    async def read(name: str) -> None:
+        async for _ in stream:
+            pass
+        ended.append(name)
+
+    with anyio.fail_after(PATIENCE):
+        async with anyio.create_task_group() as tasks, Executor(registry, store=store) as executor:
+            stream = executor.events()
+            tasks.start_soon(read, "one")
+            tasks.start_soon(read, "other")
+            await anyio.wait_all_tasks_blocked()
+            await (await executor.start("work", 0)).result()
+    assert sorted(ended) == ["one", "other"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_a_listener_that_never_returns_stops_and_slows_nothing(registry, store, kind):
     let_go = threading.Event()
 
@@ -231,6 +285,43 @@ async def test_a_handle_tells_the_events_of_its_execution_until_the_end(store):
         await other.result()
     assert seen["here"][-3:] == ["checkpointed", "step_completed", "execution_completed"]
     assert seen["there"] == ["execution_completed"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_handle_tells_the_events_also_when_another_executor_takes_its_execution_up(kind, tmp_path, monkeypatch):
+    """It slept; here there was no room for it when it woke up."""
+    monkeypatch.setattr("longrun.executor.LOOK_AGAIN", 0.05, raising=False)
+    registry = StepRegistry()
+    busy = anyio.Event()
+
+    async def nap(state: Any) -> Sleep:
+        await busy.wait()
+        return Sleep(0.01, state)
+
+    async def after(state: Any) -> Any:
+        return state
+
+    async def last(state: Any) -> Any:
+        return state
+
+    async def long(state: Any) -> None:
+        await anyio.sleep_forever()
+
+    registry.workflow("work", [nap, after, last])
+    registry.workflow("long", [long])
+    store: Any = MemoryCheckpointStore() if kind == "memory" else f"sqlite:///{tmp_path}/work.db"
+    full = ExecutorConfig(max_concurrency=1, drain_timeout=0.01)
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store, config=full) as one, Executor(registry, store=store):
+            run = await one.start("work", id="a")
+            events = run.events()
+            await one.start("long")
+            busy.set()
+            seen = [event async for event in events]
+    told = [event.type.value for event in seen]
+    assert told[-1] == "execution_completed"
+    assert told.count("waiting") == told.count("execution_completed") == 1
+    assert [event.step for event in seen if event.type is EventType.STEP_COMPLETED] == ["nap", "after"]
 
 
 async def test_progress_and_heartbeats_are_told():

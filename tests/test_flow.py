@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import anyio
 import attrs
 import pytest
 
@@ -320,6 +321,19 @@ def _panics_in_a_thread(state: Any) -> Any:
     raise Panic("the extension is broken")
 
 
+async def _ends_its_coroutine(state: Any) -> Any:
+    raise GeneratorExit
+
+
+async def _has_a_task_that_ends_its_coroutine(state: Any) -> Any:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_ends_its_coroutine, state)
+
+
+async def _has_a_branch_that_ends_its_coroutine(ctx: StepContext, state: Any) -> Any:
+    await ctx.map(_ends_its_coroutine, [1, 2])
+
+
 async def _is_speechless(state: Any) -> Any:
     raise SpeechlessError
 
@@ -329,6 +343,9 @@ async def _is_speechless(state: Any) -> Any:
     [
         (_panics, "Panic, which ends an attempt"),
         (_panics_in_a_thread, "Panic, which ends an attempt"),
+        (_ends_its_coroutine, "GeneratorExit, which ends an attempt"),
+        (_has_a_task_that_ends_its_coroutine, "BaseExceptionGroup, which ends an attempt"),
+        (_has_a_branch_that_ends_its_coroutine, "BaseExceptionGroup, which ends an attempt"),
         (_is_speechless, "SpeechlessError$"),
     ],
 )

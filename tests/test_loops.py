@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from longrun.loops import Bell, either
+from longrun.loops import Bell
 
 
 async def test_a_bell_wakes_all_who_wait_and_stays_rung() -> None:
@@ -52,12 +52,3 @@ async def test_a_rung_bell_lets_others_run() -> None:
 
 async def _note(ran: list[bool]) -> None:
     ran.append(True)
-
-
-async def test_one_of_two_is_enough() -> None:
-    first, second = Bell(), anyio.Event()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(either, first, second)
-        await anyio.wait_all_tasks_blocked()
-        first.set()
-    assert not first._waiters

@@ -476,6 +476,37 @@ async def test_a_pause_at_a_checkpoint_in_a_branch_waits_for_the_others(store):
     assert seen.count("other ended") == 1
 
 
+async def test_a_branch_that_waits_at_a_point_goes_on_when_the_pause_is_taken_back(store):
+    """The other branches may need what it makes: they would never come to a point."""
+    begun, go, made = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def branch(ctx: StepContext, n):
+        if n == 0:
+            begun.set()
+            await go.wait()
+            await ctx.checkpoint()
+            made.set()
+        await made.wait()
+        return n
+
+    async def step(ctx: StepContext, state):
+        return await ctx.map(branch, range(2))
+
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry_of(step), store=store, config=NEVER) as executor:
+            handle = await executor.start("work", id="x")
+            await begun.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(handle.pause)
+                while not executor.runners["x"].attention:
+                    await anyio.lowlevel.checkpoint()
+                go.set()
+                await anyio.wait_all_tasks_blocked()
+                assert not made.is_set()
+                await handle.resume()
+            assert await handle.result() == [0, 1]
+
+
 async def test_sys_exit_in_a_branch_fails_the_attempt_not_the_program():
     async def branch(n):
         sys.exit(3)

@@ -215,6 +215,21 @@ async def test_a_key_used_twice_raises():
         await run(registry_of(step, retry=AT_ONCE))
 
 
+async def test_half_characters_may_be_in_a_key(tmp_path):
+    """As in the name of a file that is not UTF-8; and no other key is taken for it."""
+    calls: list[Any] = []
+    keys = ["k\udcff", "k%uDCFF", "k\ud800", "kä"]
+
+    async def step(ctx: StepContext, state):
+        for n, key in enumerate(keys):
+            await ctx.once(key, calls.append, n)
+        if ctx.attempt == 1:
+            raise ValueError
+
+    await run(registry_of(step, retry=AT_ONCE), f"sqlite:///{tmp_path}/work.db", config=NEVER)
+    assert calls == [0, 1, 2, 3]
+
+
 async def test_inside_an_item_it_is_dropped_when_the_item_is_saved_past(store):
     held = []
 

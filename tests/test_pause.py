@@ -129,6 +129,39 @@ async def test_interrupt_cancels_the_step_in_flight_at_once(registry, store, gat
     assert gate.calls == 2
 
 
+async def test_interrupt_stops_a_step_whose_tasks_fail_while_they_are_stopped(store):
+    """Their errors come in one group with the cancellation, on trio."""
+    registry = StepRegistry()
+    begun, calls = anyio.Event(), []
+
+    async def download() -> None:
+        try:
+            begun.set()
+            await anyio.sleep_forever()
+        finally:
+            raise OSError("the temporary file cannot be removed")
+
+    @registry.step
+    async def work(state: Any) -> str:
+        calls.append(1)
+        if len(calls) == 1:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(download)
+                tasks.start_soon(anyio.sleep_forever)
+        return "done"
+
+    registry.workflow("work", [work])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store) as executor:
+            run = await executor.start("work")
+            await begun.wait()
+            await run.pause(interrupt=True, hold=True)
+            info = await run.info()
+            assert (info.state, info.attempt) == ("paused", 0)
+            await run.resume()
+            assert await run.result() == "done"
+
+
 @pytest.mark.parametrize("order", ["pause", "cancel"])
 async def test_what_runs_here_is_stopped_with_one_write_and_no_stored_request(registry, gate, order):
     store = FaultyStore(MemoryCheckpointStore())

@@ -80,6 +80,7 @@ async def test_typed_states_and_directives_cross_the_pipe() -> None:
         (process_steps.leave, "exit code 3"),
         (process_steps.exit_politely, "SystemExit"),
         (process_steps.fail, "ValueError: no good"),
+        (process_steps.fail_manifold, "ExceptionGroup: many"),
         (process_steps.mapped, "ctx.map does not work in a child process"),
     ],
 )
@@ -128,6 +129,40 @@ async def test_a_time_out_kills_the_child(tmp_path: Path) -> None:
     with pytest.raises(ExecutionFailedError, match="ran over its time-out"):
         await result_of(registry, {"n": 1, "pid_file": str(tmp_path / "pid")})
     assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+async def test_the_time_of_a_step_begins_when_there_is_a_child_for_it(tmp_path: Path) -> None:
+    """However long it has waited for one."""
+    registry = registry_of(process_steps.double, timeout=1.5, retry=RetryPolicy(max_attempts=1))
+    registry.register(None, process_steps.wait_until_told, run_in="process")
+    registry.workflow("wait", ["wait_until_told"])
+    async with Executor(registry, store="memory:") as executor:
+        executor._engines["process"] = ProcessEngine(limit=1)
+        with anyio.fail_after(30):
+            first = await executor.start("wait", {"told": str(tmp_path / "told"), "pid_file": str(tmp_path / "pid")})
+            await read_when_there(tmp_path / "pid")
+            queued = await executor.start("w", {"n": 1})
+            with pytest.raises(TimeoutError):
+                await queued.result(timeout=1.7)
+            (tmp_path / "told").touch()
+            await first.result()
+            assert (await queued.result())["n"] == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds", "says"),
+    [(process_steps.leave_a_helper, None, "SIGKILL"), (process_steps.wait_for_a_helper, 0.7, "ran over its time-out")],
+)
+async def test_what_a_step_has_started_does_not_keep_its_attempt_from_ending(
+    step: Any, seconds: float | None, says: str, tmp_path: Path
+) -> None:
+    """A process of its own outlives it, and has what it had open. The second attempt waits for the end of the first."""
+    try:
+        with pytest.raises(ExecutionFailedError, match=says):
+            state = {"told": str(tmp_path / "told")}
+            await result_of(registry_of(step, timeout=seconds, retry=RetryPolicy(max_attempts=2, initial=0)), state)
+    finally:
+        (tmp_path / "told").touch()
 
 
 async def test_pause_takes_effect_at_the_childs_next_point(tmp_path: Path) -> None:
@@ -185,6 +220,27 @@ async def test_a_step_of_a_program_that_runs_as_a_module_is_found_by_its_name(tm
     command = [sys.executable, "-m", "runs_as_module"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert done.stdout == "runs_as_module\n", done.stderr
+
+
+def test_a_program_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
+    """A child that looks for its step there would run the program once more."""
+    (tmp_path / "program.py").write_text(
+        "import anyio\n"
+        "from longrun import Executor, StepRegistry\n"
+        "registry = StepRegistry()\n"
+        "@registry.step(run_in='process')\n"
+        "def crunch(state):\n"
+        "    return state\n"
+        "registry.workflow('w', [crunch])\n"
+        "async def main():\n"
+        "    async with Executor(registry) as executor:\n"
+        "        await (await executor.start('w', None, id='a')).result(timeout=60)\n"
+        "anyio.run(main)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "put what runs it under `if __name__ == '__main__':`" in done.stderr
 
 
 async def test_what_an_item_had_kept_goes_with_it() -> None:

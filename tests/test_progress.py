@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import anyio
 import attrs
@@ -12,6 +13,7 @@ from structlog.testing import capture_logs
 
 from longrun import (
     EventType,
+    ExecutionFailedError,
     Executor,
     ExecutorConfig,
     MemoryCheckpointStore,
@@ -218,6 +220,34 @@ async def test_what_is_durable_at_the_exit_alone_stores_no_progress_with_the_bea
             assert runner.head.revision == revision
             await stage.go_on()
             await handle.result()
+
+
+@pytest.mark.parametrize("message", [Path("a/b"), ValueError("a/b")])
+async def test_a_message_may_be_anything_that_has_a_text(store, stage, message):
+    async def step(ctx: StepContext, state):
+        ctx.progress(1, 4, message)
+        await stage.stop("here")
+
+    with anyio.fail_after(PATIENCE):
+        config = ExecutorConfig(checkpoint_interval=3600, heartbeat_interval=0.05)
+        async with Executor(registry_of(step), store=store, config=config) as executor:
+            handle = await executor.start("work", id="x")
+            await stage.arrives("here")
+            while (await store.load("x")).head.note != "a/b":
+                await anyio.lowlevel.checkpoint()
+            assert (await executor.get("x")).step_progress == Progress(done=1, total=4, message="a/b")
+            await stage.go_on()
+            await handle.result()
+
+
+@pytest.mark.parametrize(("done", "total"), [(10**400, None), (1, 10**400)], ids=["done", "total"])
+async def test_a_number_that_no_float_can_hold_is_the_steps_error(done, total):
+    async def step(ctx: StepContext, state):
+        ctx.progress(10**300, 10**301)
+        ctx.progress(done, total)
+
+    with pytest.raises(ExecutionFailedError, match="numbers that a float can hold"):
+        await run(registry_of(step))
 
 
 async def test_progress_stays_visible_while_paused(store, stage):

@@ -264,6 +264,29 @@ async def test_a_step_that_swallows_the_time_out_is_called_once_for_each_attempt
     assert calls == [1]
 
 
+async def test_a_time_out_is_one_although_the_tasks_of_the_step_fail_when_they_are_stopped(registry, store):
+    """Their errors come in one group with the cancellation, on trio."""
+
+    async def download() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise OSError("the temporary file cannot be removed")
+
+    @registry.step(timeout=0.05, retry=RetryPolicy(max_attempts=2, initial=0))
+    async def work(state: Any) -> Any:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(download)
+            tasks.start_soon(anyio.sleep_forever)
+
+    registry.workflow("work", [work])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store) as executor:
+            with pytest.raises(ExecutionFailedError, match=r"time-out of 0\.05 s") as caught:
+                await (await executor.start("work")).result()
+    assert caught.value.attempt == 2
+
+
 async def test_every_attempt_receives_a_state_decoded_anew(registry, store):
     seen = []
 

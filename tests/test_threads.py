@@ -518,6 +518,48 @@ async def test_sys_exit_fails_the_attempt_not_the_program():
         await run(registry_of(step, retry=RetryPolicy(max_attempts=1)))
 
 
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), GeneratorExit(), BaseExceptionGroup("both", [KeyboardInterrupt(), ValueError()])]
+)
+@pytest.mark.parametrize("where", ["step", "branch"])
+async def test_what_would_end_a_program_fails_the_attempt_when_a_plain_function_raises_it(error, where):
+    def bad(item):
+        raise error
+
+    def thread_step(ctx: SyncStepContext, state):
+        ctx.map(bad, [1, 2])
+
+    step_of: dict[str, Any] = {"step": bad, "branch": thread_step}
+    with pytest.raises(ExecutionFailedError, match=f"{type(error).__name__}, which ends an attempt"):
+        await run(registry_of(step_of[where]))
+
+
+async def test_the_time_of_a_step_begins_when_there_is_a_thread_for_it():
+    """However long it has waited for one."""
+    began, go_on = Flag(), Flag()
+
+    def blocking(state):
+        began.set()
+        go_on.wait_for()
+
+    def bounded(ctx: SyncStepContext, state):
+        return ctx.time_left
+
+    registry = registry_of(bounded, timeout=1.0)
+    registry.register("blocking", blocking)
+    registry.workflow("block", ["blocking"])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store="memory:") as executor:
+            executor.threads = StepThreads(1)
+            await executor.start("block")
+            await began.reached()
+            queued = await executor.start("work")
+            with pytest.raises(TimeoutError):
+                await queued.result(timeout=1.2)
+            go_on.set()
+            assert 0 < await queued.result() <= 1.0
+
+
 async def test_the_last_capture_of_a_thread_survives_a_time_out(store):
     go_on = Flag()
     seen = []
