@@ -525,3 +525,111 @@ async def test_a_copy_that_breaks_off_while_it_throws_away_another_is_completed(
     assert (await copy_store(source, target)).copied == ("x",)
     async with target:
         assert (await target.load("x")).head.state == before.state
+
+
+# --- while others go on in the source -------------------------------------------------------------------------------
+
+
+async def test_what_a_copy_that_breaks_off_had_claimed_goes_on_in_the_source() -> None:
+    """I4: with the worker that lives there all the time; nobody has to start another one."""
+    house, source, target = Household(), MemoryCheckpointStore(), FaultyStore(MemoryCheckpointStore())
+    target.fail("commit", times=None)
+    config = ExecutorConfig(heartbeat_interval=0.1)
+    with anyio.fail_after(PATIENCE):
+        async with Worker(house.registry, store=source, config=config) as worker, Client(source) as client:
+            worker.draining = True  # its sweep takes nothing while the copy is made
+            run = await client.submit("count", 1, id="queued")
+            with pytest.raises(StoreUnavailableError):
+                await copy_store(source, target)
+            assert target.fired["commit"]
+            worker.draining = False
+            worker.stir()
+            assert await run.result() == 4
+
+
+async def test_a_copy_that_breaks_off_leaves_its_claims_to_an_owner_that_is_seen_to_be_gone() -> None:
+    house, source, target = Household(), MemoryCheckpointStore(), FaultyStore(MemoryCheckpointStore())
+    target.fail("commit", times=None)
+    async with source:
+        async with Executor(house.registry, store=source) as executor:
+            await executor.submit("count", 1, id="queued")
+        with pytest.raises(StoreUnavailableError):
+            await copy_store(source, target)
+        holder = (await source.load("queued")).head.owner
+        assert gone(await source.owners()) == {holder}
+
+
+async def finished(*ids: str) -> MemoryCheckpointStore:
+    house, store = Household(), MemoryCheckpointStore()
+    async with Executor(house.registry, store=store) as executor:
+        for id in ids:
+            await (await executor.start("count", 1, id=id)).result()
+    return store
+
+
+def deleting(store: CheckpointStore, id: str, when: str) -> Callable[[str], Any]:
+    """The `load` of a store in which an execution is deleted around the first time that it is read."""
+    usual, seen = store.load, [False]
+
+    async def load(asked: str) -> Loaded:
+        if asked != id or seen[0]:
+            return await usual(asked)
+        seen[0] = True
+        if when == "before":
+            await store.delete([id])
+        loaded = await usual(id)
+        await store.delete([id])
+        return loaded
+
+    return load
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_what_the_source_deletes_before_it_is_carried_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Retention goes on while a store is copied: before it is loaded, or between that and its rows."""
+    source, target = await finished("a", "b", "c"), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        monkeypatch.setattr(source, "load", deleting(source, "b", when))
+        report = await copy_store(source, target)
+        assert (sorted(report.copied), report.present, report.skipped) == (["a", "c"], (), {})
+        async with target:
+            assert sorted(one.definition.id for one in await target.find(Query())) == ["a", "c"]
+        assert sorted((await copy_store(source, target)).present) == ["a", "c"]
+
+
+async def test_what_the_source_deletes_after_it_was_carried_is_no_difference() -> None:
+    source, target = await finished("a", "b", "c"), MemoryCheckpointStore()
+
+    def progress(id: str) -> None:
+        if id == "b":
+            assert source.backend.delete(["b"]) == [True]
+
+    with anyio.fail_after(PATIENCE):
+        assert sorted((await copy_store(source, target, progress=progress)).copied) == ["a", "b", "c"]
+        async with target:
+            assert (await target.load("b")).head.state == "completed"
+
+
+async def test_half_of_what_the_source_has_deleted_since_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy broke off in the middle of it; the next one finds it in the target alone."""
+    source, target = await finished("a"), FaultyStore(MemoryCheckpointStore())
+    with anyio.fail_after(PATIENCE):
+        target.fail("commit", 3, times=None)
+        with pytest.raises(StoreUnavailableError):
+            await copy_store(source, target)
+        target.heal()
+        async with target:
+            assert [one.definition.id for one in await target.find(Query())] == ["a"]
+            monkeypatch.setattr(source, "load", deleting(source, "a", "before"))
+            assert await copy_store(source, target) == CopyReport()
+            assert await target.find(Query()) == []
+
+
+async def test_half_an_execution_that_somebody_deletes_in_the_target_ends_the_copy() -> None:
+    """The source still has it: that is no deletion that the copy may follow."""
+    source, target = await finished("a"), FaultyStore(MemoryCheckpointStore())
+    target.fail("load", 2, error=ExecutionNotFoundError("a"))
+    with anyio.fail_after(PATIENCE), pytest.raises(StoreError, match="half of execution 'a' is gone"):
+        await copy_store(source, target)

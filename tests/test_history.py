@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -111,6 +112,18 @@ async def test_a_fork_is_a_new_execution_from_an_old_boundary(registry, store):
         for bad in ("x@1", True, -1):
             with pytest.raises(ConfigError, match="checkpoint"):
                 await executor.fork("a", checkpoint=bad)
+
+
+@pytest.mark.parametrize("seq", [1 << 63, 10**30])
+async def test_a_number_that_no_store_can_hold_is_of_no_checkpoint(
+    registry: StepRegistry, tmp_path: Path, seq: int
+) -> None:
+    async with Executor(registry, store=f"sqlite:///{tmp_path / 'store.db'}") as executor:
+        await (await executor.start("three", 0, id="a")).result()
+        with pytest.raises(ConfigError, match="not kept"):
+            await executor.fork("a", checkpoint=seq)
+        for bad in (seq, 0, -1):
+            assert await executor.store.checkpoint("a", bad) is None
 
 
 async def test_a_fork_takes_neither_signals_nor_progress_inside_the_step(store):

@@ -26,8 +26,10 @@ from longrun import (
     SQLiteCheckpointStore,
     StepContext,
     StepRegistry,
+    StoreUnavailableError,
     TaskCheckpointStore,
     WaitFor,
+    gates,
     open_store,
 )
 from longrun.client import Client
@@ -36,6 +38,7 @@ from longrun.queues import Gate, record_id
 from longrun.stored import QUEUE_WORKFLOW, Claim, Query
 from longrun.stores.store import CheckpointStore
 from longrun.testing import ManualClock
+from longrun.testing.samples import owned
 from longrun.worker import Worker
 from tests.crashing import CrashableWorker, crash
 from tests.servers import PostgresServer, Source
@@ -256,6 +259,39 @@ async def test_the_executions_of_a_dead_worker_take_no_room_and_are_taken_over_w
     assert ledger.most == 2
 
 
+async def test_the_living_are_counted_behind_very_many_that_a_dead_worker_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its newest fill the first page of what is owned; the one that is taken over first is on another."""
+    monkeypatch.setattr(gates, "PAGE", 1)
+    ledger, store = Ledger(held=True), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            runs = [await client.submit("work", n, queue="one") for n in range(5)]
+            async with CrashableWorker(ledger.registry, store=store) as doomed:
+                await ledger.until_begun(5)
+                await crash(doomed)
+            ledger.running.clear()
+            ledger.most = 0
+            await client.limit_queue("one", concurrency=1)
+            async with Worker(ledger.registry, store=store, config=QUICK):
+                await ledger.until_begun(6)
+                await swept(client)
+                ledger.go.set()
+                assert [await run.result() for run in runs] == [*range(5)]
+    assert ledger.most == 1
+
+
+async def test_what_an_owner_that_nobody_knows_has_in_a_step_takes_no_room() -> None:
+    """I4: nor can it be taken over here, where its workflow is not known."""
+    ledger, store = Ledger(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await store.create(owned("ghost", "nobody", workflow="retired", queue="one"))
+            await client.limit_queue("one", concurrency=1)
+            async with Worker(ledger.registry, store=store, config=QUICK):
+                assert await (await client.submit("work", "x", queue="one")).result() == "x"
+            assert (await store.load("ghost")).head.owner == "nobody"
+
+
 async def test_what_a_dead_worker_had_only_just_claimed_waits_for_room_too() -> None:
     """It was signalled and claimed; its worker died before it wrote a line, and nothing says that it is due."""
     ledger, store = Ledger(held=True), MemoryCheckpointStore()
@@ -373,6 +409,26 @@ async def test_a_limit_that_goes_lets_go_what_waited_for_it() -> None:
             ledger.go.set()
             assert [await run.result() for run in runs] == [*range(5)]
             assert [queue.limit for queue in await client.list_queues()] == [None] * 3
+
+
+async def test_a_limit_that_could_not_be_stored_in_time_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I1: the store takes longer than anybody waits for it."""
+    monkeypatch.setattr(gates, "LAST_WORDS", 0.05)
+    store = MemoryCheckpointStore()
+
+    async def never(save: object) -> None:
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.limit_queue("gpu", concurrency=5)
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "save", never)
+                with pytest.raises(StoreUnavailableError, match=r"no answer in 0\.05 s"):
+                    await client.limit_queue("gpu", concurrency=1)
+            assert (await client.list_queues())[1].limit == QueueLimit(concurrency=5)
+            await client.limit_queue("gpu", concurrency=1)
+            assert (await client.list_queues())[1].limit == QueueLimit(concurrency=1)
 
 
 async def test_a_running_worker_sees_a_new_limit_soon() -> None:

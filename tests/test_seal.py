@@ -13,7 +13,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from longrun import seal as seal_module
-from longrun.errors import ConfigError, CorruptDataError, MissingExtraError, NewerFormatError, TooLargeError
+from longrun.errors import (
+    ConfigError,
+    CorruptDataError,
+    KeyUnavailableError,
+    MissingExtraError,
+    NewerFormatError,
+    TooLargeError,
+)
 from longrun.seal import COMPRESSED, ENCRYPTED, VERSION, Seal
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
@@ -247,6 +254,21 @@ def test_an_unknown_key_id_is_named():
     del keys.keys["old"]
     with pytest.raises(CorruptDataError, match="unknown key id, 'old'"):
         Seal(key=keys).unwrap(blob, PLACE)
+
+
+@pytest.mark.parametrize("problem", [PermissionError("the key is disabled"), TimeoutError("no answer")], ids=repr)
+def test_a_key_that_cannot_be_had_is_named_and_no_damage(problem: Exception) -> None:
+    """Whoever keeps the keys is away or refuses one: that says nothing of the data, and may pass."""
+
+    def refused(key_id: str | None) -> tuple[str, bytes]:
+        raise problem
+
+    blob = Seal(key=Keys("old")).wrap(b"{}", PLACE)
+    with pytest.raises(KeyUnavailableError, match=type(problem).__name__) as caught:
+        Seal(key=refused).unwrap(blob, PLACE)
+    assert (caught.value.what, caught.value.key_id) == (PLACE, "old")
+    assert caught.value.__cause__ is problem
+    assert str(problem) not in str(caught.value)
 
 
 def test_another_key_under_the_same_id_is_refused():

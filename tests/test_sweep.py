@@ -15,16 +15,22 @@ from longrun import (
     ExecutionNotFoundError,
     Executor,
     ExecutorConfig,
+    KeyUnavailableError,
     MemoryCheckpointStore,
     StepRegistry,
     StoreUnavailableError,
 )
+from longrun.client import Client
 from longrun.lease import check_ownership
 from longrun.records import ExecutionState
 from longrun.registry import AD_HOC
+from longrun.seal import Seal
 from longrun.stored import Claim, Loaded, Query, Stored
+from longrun.stores.memory import MemoryBackend
+from longrun.stores.store import CheckpointStore
 from longrun.sweep import HIDDEN, SHORTEST
 from longrun.testing.samples import create, definition, head, owned
+from longrun.worker import Worker
 from tests.crashing import PATIENCE, CrashableExecutor, crash, registry_of
 
 NOW = 100.0
@@ -295,3 +301,126 @@ async def test_an_id_that_is_deleted_as_it_is_found_taken_is_created(
 async def test_steps_of_what_is_deleted_in_this_moment_are_not_known(executor: Executor) -> None:
     found = Stored(definition=definition("gone", workflow=f"{AD_HOC}x"), head=head(ExecutionState.RUNNING))
     assert not await executor.sweeper._knows(found)
+
+
+# --- keys that cannot be had ----------------------------------------------------------------------------------------
+
+
+class Keys:
+    """Two keys, of which whoever keeps them may refuse the old one."""
+
+    def __init__(self) -> None:
+        self.current, self.refuses = "old", False
+
+    def __call__(self, key_id: str | None) -> tuple[str, bytes]:
+        name = key_id or self.current
+        if self.refuses and name == "old":
+            raise PermissionError("key 'old' is disabled")
+        return name, (name.encode() * 32)[:32]
+
+    def store(self) -> CheckpointStore:
+        return CheckpointStore(MemoryBackend(), seal=Seal(key=self))
+
+
+OFTEN = ExecutorConfig(heartbeat_interval=0.1)
+
+
+async def test_a_key_that_cannot_be_had_keeps_no_other_execution_waiting() -> None:
+    """What comes before and after it is run; when its key is back, it is too."""
+    keys, program = Keys(), Program()
+    store = keys.store()
+    program.go.set()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.submit("work", 1, id="bad")
+            keys.current, keys.refuses = "new", True
+            early = await client.submit("work", 2, id="early")
+            async with Worker(program.registry, store=store, config=OFTEN):
+                assert await early.result() == 3
+                assert await (await client.submit("work", 3, id="late")).result() == 4
+                states = {stored.definition.id: stored.head.state for stored in await store.find(Query())}
+                assert states["bad"] == "initialized", "it is neither lost nor blocked"
+                keys.refuses = False
+                assert await client.handle("bad").result() == 2
+
+
+async def leave_two(keys: Keys) -> CheckpointStore:
+    """What a dead executor left: `bad`, which is under the old key, and `good`; from now on the old one is refused."""
+    store, program = keys.store(), Program()
+    async with CrashableExecutor(program.registry, store=store, config=OFTEN) as dying:
+        await dying.start("work", 1, id="bad")
+        keys.current = "new"
+        await dying.start("work", 2, id="good")
+        await program.begun.wait()
+        await crash(dying)
+    keys.refuses = True
+    return store
+
+
+async def test_an_executor_starts_although_a_key_cannot_be_had() -> None:
+    """I5: what needs another key is resumed at once, and what needs this one when it is back."""
+    keys, program = Keys(), Program()
+    program.go.set()
+    with anyio.fail_after(PATIENCE):
+        store = await leave_two(keys)
+        async with Executor(program.registry, store=store, config=OFTEN) as executor:
+            assert await (await executor.handle("good")).result() == 3
+            states = {stored.definition.id: stored.head.state for stored in await store.find(Query())}
+            assert states["bad"] == "running"
+            keys.refuses = False
+            assert await (await executor.handle("bad")).result() == 2
+
+
+async def test_what_is_skipped_for_its_key_is_told_with_the_name_of_the_key() -> None:
+    keys, program = Keys(), Program()
+    program.go.set()
+    with anyio.fail_after(PATIENCE):
+        store = await leave_two(keys)
+        async with Executor(program.registry, store=store, config=QUIET) as executor:
+            report = await executor.auto_resume_all()
+            assert (report.resumed, report.blocked, [*report.skipped]) == (("good",), {}, ["bad"])
+            assert "key 'old'" in report.skipped["bad"]
+
+
+async def test_what_the_dead_had_parked_under_a_key_that_cannot_be_had_keeps_nobody_from_starting() -> None:
+    keys, program = Keys(), Program()
+    store = keys.store()
+    program.go.set()
+    with anyio.fail_after(PATIENCE):
+        async with store:
+            fields = {"owner": "dead", "fence": 1, "due": 0.0}
+            parked = create("bad", ExecutionState.WAITING, head_fields=fields, workflow="work", data=b"1")
+            await store.create(attrs.evolve(parked, definition=attrs.evolve(parked.definition, steps=("wait",))))
+            keys.current, keys.refuses = "new", True
+            async with Executor(program.registry, store=store, config=OFTEN) as executor:
+                assert await (await executor.start("work", 2, id="good")).result() == 3
+                keys.refuses = False
+                assert await (await executor.handle("bad")).result() == 2
+
+
+async def test_steps_whose_key_cannot_be_had_are_not_known(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    await executor.store.create(create("a", workflow=AD_HOC + "x"))
+    (stored,) = await executor.store.find(Query())
+    monkeypatch.setattr(executor.store, "load", _refused)
+    assert await executor.sweeper._knows(stored) is False
+
+
+async def test_what_rests_here_under_a_key_that_cannot_be_had_is_woken_later(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timers behind its own ring all the same."""
+    executor.resting["a"] = head(ExecutionState.WAITING, owner=executor.owner, due=0.0)
+    executor.sweeper._timers += [(0.0, "a"), (1.0, "gone")]
+    monkeypatch.setattr(executor.store, "load", _refused)
+    before = executor.clock.now()
+    await executor.sweeper._ring()
+    ((moment, id),) = executor.sweeper._timers
+    assert id == "a"
+    assert moment >= before + HIDDEN
+    assert "a" in executor.resting
+    executor.sweeper._timers.clear()
+    executor.resting.clear()
+
+
+async def _refused(id: str) -> Loaded:
+    raise KeyUnavailableError(id, "old", "PermissionError")

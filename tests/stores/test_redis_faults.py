@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,14 @@ import attrs
 import pytest
 import redis
 
+from longrun.client import Client
 from longrun.errors import ConfigError, LongrunError, StoreSettingsError, StoreUnavailableError
+from longrun.queues import QueueLimit
 from longrun.records import ExecutionState
 from longrun.stored import Head, Query, Save
 from longrun.stores._redis.link import KEPT, Link, Options, Server
 from longrun.stores.redis import RedisBackend, RedisCheckpointStore
+from longrun.stores.store import CheckpointStore
 from longrun.testing.samples import change, claim, create, owned, send, step
 from tests.servers import RedisServer
 from tests.stores.redis_proxy import Relay
@@ -103,6 +106,40 @@ class TestLostAnswers:
         assert [(one.definition.id, one.head.fence) for one in given] == [("a", 1), ("b", 1)]
         assert relayed.claim(claim()) == []
 
+    def test_who_asks_for_something_else_does_not_get_what_nobody_heard_of(
+        self, relay: Relay, relayed: RedisBackend
+    ) -> None:
+        """I3: the claim of one was given up; the claim of another is answered with that one, and the first is kept."""
+        relayed.commit([create(id, ExecutionState.WAITING) for id in "ab"])
+        relay.lose(1000)
+        with pytest.raises(StoreUnavailableError):
+            relayed.claim(claim(ids=("a",)))
+        relay.lose(0)
+        assert [one.definition.id for one in relayed.claim(claim(ids=("b",)))] == ["b"]
+        assert sorted(one.definition.id for one in relayed.find(Query(owner="me"))) == ["a", "b"]
+        given = relayed.claim(claim(ids=("a",), dead=frozenset({"me"})))
+        assert [(one.definition.id, one.head.fence) for one in given] == [("a", 2)]
+
+    async def test_a_limit_is_not_written_to_what_a_lost_claim_had_given(
+        self, disposable_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """I3: the queue's record is asked for by its name, and no execution is taken for it."""
+        backend = RedisBackend(disposable_redis.url)
+        store, link = CheckpointStore(backend), backend._link
+        async with store, Client(store) as client:
+            await client.limit_queue("q", concurrency=1)
+            await client.submit("work", id="a", queue="q")
+            before = (await store.load("a")).head
+            with monkeypatch.context() as patch:
+                patch.setattr(link, "repeated", _unheard(link))
+                with pytest.raises(StoreUnavailableError):
+                    await store.claim(claim(client.owner, queues=frozenset({"q"}), workflows=frozenset({"work"})))
+            await client.limit_queue("q", concurrency=2)
+            limits = {queue.name: queue.limit for queue in await client.list_queues()}
+            assert limits["q"] == QueueLimit(concurrency=2)
+            after = (await store.load("a")).head
+            assert (after.state, after.note, after.owner) == (before.state, before.note, client.owner)
+
     def test_a_deletion_whose_answer_was_lost(self, relay: Relay, relayed: RedisBackend) -> None:
         relayed.commit([create("a", ExecutionState.COMPLETED)])
         relay.lose(1)
@@ -138,6 +175,19 @@ class TestLostAnswers:
             killer.join()
         assert [row.seq for row in backend.boundaries("a")] == list(range(1, head.seq + 1))
         assert [message.id for message in backend.messages("a")] == numbers == list(range(1, len(numbers) + 1))
+
+
+def _unheard(link: Link) -> Callable[..., Any]:
+    """Every claim is made, and no answer to one comes."""
+    usual = link.repeated
+
+    def repeated(name: str, *args: Any) -> Any:
+        answer = usual(name, *args)
+        if name == "claim":
+            raise StoreUnavailableError("Redis", "no answer in time")
+        return answer
+
+    return repeated
 
 
 class TestServerDeath:
