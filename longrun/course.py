@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from longrun import codec
 from longrun.book import MISSING, Book
 from longrun.branches import describe
+from longrun.control import was_waiting
 from longrun.errors import (
     ConfigError,
     DuplicateKeyError,
@@ -155,6 +156,13 @@ class Course:
         data = {"signal": head.signal, "timed_out": head.signal is not None and signal is None}
         take = () if signal is None else (signal.id,)
         await book.commit(moved, take=take, events=((EventType.RESUMED, {"data": data}),))
+
+    async def rest(self, *, here: bool) -> None:
+        """It waits on, as it did before it was claimed or paused: here, or for anybody to take."""
+        head = self._book.head
+        state = State.WAITING if was_waiting(head) else head.state
+        if not here or state is not head.state:
+            await self._book.commit({"state": state, "owner": head.owner if here else None, "hold": False})
 
     async def failed(self, step: Step, error: BaseException) -> bool:
         policy = step.retry or RetryPolicy(max_attempts=self._executor.config.max_retries + 1)

@@ -17,6 +17,7 @@ import attrs
 
 from longrun.attempt import Engine, LoopEngine, ThreadEngine
 from longrun.book import MISSING, Book
+from longrun.claims import SWEPT_STATES, UNFINISHED
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.control import Obedience
 from longrun.control_room import Ended, inside, refuse_inside
@@ -35,7 +36,7 @@ from longrun.shelter import Shelter
 from longrun.starting import Starting
 from longrun.stored import Head, Loaded, Message, Query, Save
 from longrun.stores.store import CheckpointStore
-from longrun.sweep import SWEPT_STATES, UNFINISHED, Sweeper
+from longrun.sweep import Sweeper
 from longrun.threads import StepThreads
 
 State = ExecutionState
@@ -117,7 +118,7 @@ class Crew(Starting):
         self._unwatch = self.store.watch(self.stir)
         self._sweeping = anyio.CancelScope()
         self._shelter.start(self._sweep, name="longrun-sweep")
-        self._shelter.start(self.sweeper.mind_neighbours, name="longrun-neighbours")
+        self._shelter.start(self.sweeper.dead.mind_neighbours, name="longrun-neighbours")
         self._shelter.start(self._beat, name="longrun-beat")
         if self.telemetry is not None:
             self._engines = self.telemetry.sign_on(self, self._engines)
@@ -169,7 +170,7 @@ class Crew(Starting):
         for runner in list(self.runners.values()):
             runner.drain()
         await self._drained()
-        await self.sweeper.claims_made(LAST_WORDS)
+        await self.sweeper.claims.settle(LAST_WORDS)
         await self.cut_short()
         for id, head in list(self.resting.items()):
             await self._release(id, head)
@@ -419,7 +420,7 @@ class Crew(Starting):
         self.stirred.set()
 
     def not_sure(self) -> None:
-        self.sweeper.unsure = True
+        self.sweeper.claims.unsure = True
         self.stir()
 
     def known_workflows(self) -> frozenset[str]:

@@ -22,8 +22,8 @@ from longrun.records import FINISHED, ExecutionState
 from longrun.stored import Claim, Head, Loaded, Query, Save
 
 if TYPE_CHECKING:
+    from longrun.claims import Claims
     from longrun.crew import Crew
-    from longrun.sweep import Sweeper
 
 State = ExecutionState
 REFRESH = 1.0
@@ -39,10 +39,10 @@ CLOSED = QueueLimit(concurrency=0)
 
 
 class Gates:
-    """Keeps to the limits of all queues, for the sweeper of one executor."""
+    """Keeps to the limits of all queues, for the claims of one executor."""
 
-    def __init__(self, executor: Crew, sweeper: Sweeper, lock: anyio.Lock) -> None:
-        self._executor, self._sweeper, self._lock = executor, sweeper, lock
+    def __init__(self, executor: Crew, claims: Claims) -> None:
+        self._executor, self._claims = executor, claims
         self.wanted: dict[str, QueueLimit] = {}
         """Limits to be set before anything is claimed."""
         self.moment: float | None = None
@@ -96,7 +96,7 @@ class Gates:
         found = await records(store)
         if limit is not None and not any(self._gate(name, one.head).limit for name, one in found.items()):
             await self._note_all(frozenset(found))
-        async with self._lock:
+        async with self._claims.lock:
             if name in found and self._gate(name, found[name].head).limit == limit:
                 return
             if not await store.create(new_record(name, limit, clock.now())):
@@ -133,7 +133,7 @@ class Gates:
         """Take what a limited queue has room for, and run it; how many."""
         if not await self._promising(name, claim):
             return 0
-        async with self._lock:
+        async with self._claims.lock:
             record = None if self._executor.draining else await self._enter(name)
             if record is None:
                 self._look_again(self._executor.clock.now() + AGAIN)
@@ -155,7 +155,7 @@ class Gates:
             return 0
         for loaded in taken:
             self._granted.add(_mark(loaded))
-            self._sweeper.take_up(loaded)
+            self._claims.take_up(loaded)
         return len(taken)
 
     async def _promising(self, name: str, claim: Claim) -> bool:
@@ -298,13 +298,13 @@ class Gates:
     async def _claim(self, claim: Claim, states: frozenset[ExecutionState], limit: int) -> list[Loaded]:
         if limit <= 0 or not states:
             return []
-        return await self._sweeper.ask(attrs.evolve(claim, states=states, limit=limit))
+        return await self._claims.ask(attrs.evolve(claim, states=states, limit=limit))
 
     async def _give_back(self, taken: list[Loaded]) -> None:
         """Another worker has looked behind the gate meanwhile: what was taken here may be too much."""
         for loaded in taken:
-            if not await self._sweeper.release(loaded.definition.id, loaded.head):
-                self._sweeper.unsure = True
+            if not await self._claims.release(loaded.definition.id, loaded.head):
+                self._claims.unsure = True
 
 
 def _mark(loaded: Loaded) -> tuple[str, int, int]:

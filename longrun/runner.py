@@ -439,11 +439,7 @@ class Runner:
     async def _rest(self) -> bool:
         """Nothing to do before its time or its signal. It is given back; but while signals for later wait for it, they
         would wake it again at once, so then it stays here, a line in an index."""
-        keeps = bool(self.inbox) and not self._executor.draining
-        state = State.WAITING if was_waiting(self.head) else self.head.state
-        if not keeps or state is not self.head.state:
-            owner = self.head.owner if keeps else None
-            await self.book.commit({"state": state, "owner": owner, "hold": False})
+        await self._course.rest(here=bool(self.inbox) and not self._executor.draining)
         return False
 
     # what an attempt needs

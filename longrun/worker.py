@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import attrs
 
+from longrun.claims import SWEPT_STATES
 from longrun.clock import Clock
 from longrun.desk import check_name
 from longrun.errors import ConfigError
@@ -20,7 +21,6 @@ from longrun.queues import QueueLimit
 from longrun.records import ExecutionState, ExecutorConfig
 from longrun.registry import StepRegistry
 from longrun.stores.store import CheckpointStore
-from longrun.sweep import SWEPT_STATES
 from longrun.telemetry import Observer
 
 

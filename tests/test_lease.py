@@ -22,10 +22,10 @@ from longrun import (
     StepContext,
     StepRegistry,
 )
+from longrun.claims import UNFINISHED
 from longrun.lease import LeaseKeeper, gone
 from longrun.life import LifeLock
 from longrun.stored import Claim, Owner, Save
-from longrun.sweep import UNFINISHED
 from longrun.testing import FaultyStore, ManualClock
 from tests.crashing import PATIENCE
 

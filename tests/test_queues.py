@@ -303,7 +303,7 @@ async def test_what_a_dead_worker_had_only_just_claimed_waits_for_room_too() -> 
                 await first.wait("waiting")
                 doomed.draining = True  # its sweep takes nothing more
                 await client.signal("first", "go")
-                assert await doomed.sweeper._claim(("first",), frozenset({ExecutionState.WAITING}), frozenset())
+                assert await doomed.sweeper.claims.take(("first",), frozenset({ExecutionState.WAITING}), frozenset())
                 await crash(doomed)
             second = await client.submit("work", "b", id="second", queue="one", priority=9)
             async with Worker(ledger.registry, store=store, config=QUICK):
@@ -384,7 +384,7 @@ def _claim_of(worker: Worker) -> Claim:
     return Claim(
         owner=worker.owner,
         now=worker.clock.now(),
-        states=worker.sweeper.states,
+        states=worker.sweeper.claims.states,
         workflows=worker.known_workflows(),
         queues=frozenset({"one"}),
         limit=5,

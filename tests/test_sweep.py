@@ -25,6 +25,7 @@ from longrun.lease import check_ownership
 from longrun.records import ExecutionState
 from longrun.registry import AD_HOC
 from longrun.seal import Seal
+from longrun.startup import unusable
 from longrun.stored import Claim, Loaded, Query, Stored
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
@@ -70,8 +71,8 @@ async def test_a_death_on_this_machine_is_not_waited_for_until_the_next_heartbea
         async with CrashableExecutor(first.registry, store=store, config=config) as dying:
             await dying.start("work", 1, id="a")
             await first.begun.wait()
-            living.sweeper._dead_at = -1.0
-            assert await living.sweeper._look_for_dead() == frozenset()
+            living.sweeper.dead._look_at = -1.0
+            assert await living.sweeper.dead.look() == frozenset()
             await crash(dying)
         with anyio.fail_after(PATIENCE):
             await second.begun.wait()
@@ -137,7 +138,7 @@ async def test_what_cannot_be_given_back_is_said(executor: Executor, monkeypatch
         raise StoreUnavailableError("memory", "it is away")
 
     monkeypatch.setattr(executor.store, "save", away)
-    assert await executor.sweeper.release("a", head(owner=executor.owner)) is False
+    assert await executor.sweeper.claims.release("a", head(owner=executor.owner)) is False
 
 
 async def test_what_is_left_at_a_gate_is_looked_at_again_at_once(
@@ -165,7 +166,7 @@ async def test_steps_that_cannot_be_read_are_not_known(executor: Executor, monke
         raise CorruptDataError("execution 'a'", "its list of steps cannot be read")
 
     monkeypatch.setattr(executor.store, "load", damaged)
-    assert await executor.sweeper._knows(stored) is False
+    assert await executor.sweeper.claims.knows(stored) is False
 
 
 async def test_what_was_given_unheard_and_cannot_be_read_is_blocked(
@@ -177,20 +178,20 @@ async def test_what_was_given_unheard_and_cannot_be_read_is_blocked(
     async def damaged(*asked: object) -> list[Loaded]:
         raise CorruptDataError("execution 'a'", "no state of it is readable")
 
-    monkeypatch.setattr(executor.sweeper, "_claim", damaged)
+    monkeypatch.setattr(executor.sweeper.claims, "take", damaged)
     with anyio.fail_after(PATIENCE):
-        await executor.sweeper._find_lost()
+        await executor.sweeper.claims.find_lost()
     (stored,) = await executor.store.find(Query())
     assert (stored.head.state, stored.head.owner) == (ExecutionState.BLOCKED, None)
     assert "no state" in str(stored.head.reason)
-    assert executor.sweeper.unsure is False
+    assert executor.sweeper.claims.unsure is False
 
 
 async def test_who_comes_while_a_start_looks_around_is_not_robbed(
     store: MemoryCheckpointStore, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I3: what is parked under an owner that was not there a moment ago is not what a dead one left."""
-    usual: Any = executor.sweeper._holders
+    usual: Any = executor.sweeper.dead.holders
     async with contextlib.AsyncExitStack() as stack:
 
         async def holders() -> frozenset[str]:
@@ -200,7 +201,7 @@ async def test_who_comes_while_a_start_looks_around_is_not_robbed(
             await store.create(create("a", ExecutionState.WAITING, head_fields=fields, workflow="work"))
             return found | {late.owner}
 
-        monkeypatch.setattr(executor.sweeper, "_holders", holders)
+        monkeypatch.setattr(executor.sweeper.dead, "holders", holders)
         await executor.auto_resume_all()
         assert (await store.load("a")).head.fence == 1
 
@@ -208,7 +209,7 @@ async def test_who_comes_while_a_start_looks_around_is_not_robbed(
 async def test_what_is_behind_its_last_step_needs_no_state(executor: Executor) -> None:
     """I2: only its end was not stored; a state that cannot be decoded any more does not matter."""
     await executor.store.create(create("a", head_fields={"step": 3}, data=b"no JSON"))
-    assert executor.sweeper.unusable(await executor.store.load("a"))[0] is None
+    assert unusable(executor, await executor.store.load("a"))[0] is None
 
 
 async def test_no_more_is_taken_than_there_is_room_for(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +301,7 @@ async def test_an_id_that_is_deleted_as_it_is_found_taken_is_created(
 
 async def test_steps_of_what_is_deleted_in_this_moment_are_not_known(executor: Executor) -> None:
     found = Stored(definition=definition("gone", workflow=f"{AD_HOC}x"), head=head(ExecutionState.RUNNING))
-    assert not await executor.sweeper._knows(found)
+    assert not await executor.sweeper.claims.knows(found)
 
 
 # --- keys that cannot be had ----------------------------------------------------------------------------------------
@@ -402,7 +403,7 @@ async def test_steps_whose_key_cannot_be_had_are_not_known(executor: Executor, m
     await executor.store.create(create("a", workflow=AD_HOC + "x"))
     (stored,) = await executor.store.find(Query())
     monkeypatch.setattr(executor.store, "load", _refused)
-    assert await executor.sweeper._knows(stored) is False
+    assert await executor.sweeper.claims.knows(stored) is False
 
 
 async def test_what_rests_here_under_a_key_that_cannot_be_had_is_woken_later(

@@ -54,7 +54,7 @@ def death_not_seen() -> None:
 )
 def held_pause_resumed() -> None:
     """A start resumes what is held."""
-    edit("longrun.sweep", "Sweeper._not_ours", "and head.hold", "and False")
+    edit("longrun.startup", "Startup._not_ours", "and head.hold", "and False")
     edit("longrun.runner", "Runner._take_up", "head.hold or not self._wakes_paused", "not self._wakes_paused")
 
 
@@ -75,7 +75,7 @@ def lease_not_given_back() -> None:
 def poison_never_blocked() -> None:
     """No number of crashes is too many."""
     edit("longrun.runner", "Runner._take_up", "head.crashes >= self._executor.config.max_crashes", "False")
-    edit("longrun.sweep", "Sweeper.unusable", "head.crashes >= self._executor.config.max_crashes", "False")
+    edit("longrun.startup", "unusable", "head.crashes >= executor.config.max_crashes", "False")
 
 
 @bug("concurrency-unbounded", "tests/test_start.py::test_no_more_than_max_concurrency_run_at_once")
@@ -87,7 +87,7 @@ def concurrency_unbounded() -> None:
 @bug("lost-claim-forgotten", "tests/test_store_failing.py::test_a_claim_whose_answer_is_lost_is_looked_for")
 def lost_claim_forgotten() -> None:
     """A claim whose answer was lost is not looked for: nobody runs what it gave."""
-    edit("longrun.sweep", "Sweeper.ask", "self.unsure = True", "pass")
+    edit("longrun.claims", "Claims.ask", "self.unsure = True", "pass")
 
 
 @bug(
@@ -161,7 +161,7 @@ def forgotten_owner() -> None:
 
         return nobody
 
-    replace("longrun.sweep", "Sweeper._holders", make)
+    replace("longrun.dead", "Dead.holders", make)
 
 
 @bug(

@@ -1,0 +1,152 @@
+"""The pass at start: take up every execution that was interrupted, and say what became of each.
+
+Place in the life of an execution: claim. Many processes may do it at once, beside others that sweep; one that dies in
+the middle of it leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import define, field
+
+from longrun.book import MISSING
+from longrun.claims import Claims
+from longrun.dead import BATCH, Dead
+from longrun.errors import CodecError, ExecutionNotFoundError, KeyUnavailableError, RegistrationError, UnknownStepError
+from longrun.gates import Gates
+from longrun.records import ExecutionState, ResumeReport
+from longrun.snapshot import decode_state
+from longrun.stored import Loaded, Query, Stored
+
+if TYPE_CHECKING:
+    from longrun.crew import Crew
+
+State = ExecutionState
+STARTUP_STATES = frozenset({State.RUNNING, State.RESUMING, State.PAUSED, State.BLOCKED})
+
+
+@define
+class _Report:
+    resumed: list[str] = field(factory=list)
+    skipped: dict[str, str] = field(factory=dict)
+    blocked: dict[str, str] = field(factory=dict)
+
+
+class Startup:
+    """One pass over what is stored, for one executor."""
+
+    def __init__(self, executor: Crew, claims: Claims, gates: Gates, dead: Dead) -> None:
+        self._executor, self._claims, self._gates, self._dead = executor, claims, gates, dead
+        self._report = _Report()
+
+    async def run(self) -> ResumeReport:
+        """Take up every interrupted execution of a workflow known here; the report says what became of each."""
+        await self._gates.look()
+        query = Query(states=STARTUP_STATES, limit=BATCH)
+        alive, dead = await self._dead.owners()
+        while page := await self._executor.store.find(query):
+            last = page[-1].definition
+            query = attrs.evolve(query, after=(last.created, last.id))
+            if not {stored.head.owner for stored in page} <= alive | dead | {None}:
+                alive, dead = await self._dead.owners()  # somebody may have come since they were asked for
+            wanted: list[Stored] = []
+            for stored in page:
+                reason = await self._not_ours(stored, alive, dead)
+                if reason is None:
+                    wanted.append(stored)
+                elif stored.definition.id not in self._executor.runners:
+                    self._report.skipped[stored.definition.id] = reason
+            await self._take_all(wanted, dead)
+        holders = await self._dead.holders()
+        alive, dead = await self._dead.owners()
+        await self._dead.bury(dead | holders - alive)
+        found = self._report
+        return ResumeReport(resumed=tuple(found.resumed), skipped=found.skipped, blocked=found.blocked)
+
+    async def _not_ours(self, stored: Stored, alive: frozenset[str], dead: frozenset[str]) -> str | None:
+        """Why an execution is left as it is; None if it is to be taken up."""
+        head = stored.head
+        if not stored.definition.workflow:
+            return None  # damaged so that nobody can say whose it is: it is told here too
+        if not await self._claims.knows(stored):
+            return "not registered here"
+        if head.state is State.PAUSED and head.hold:
+            return "held: it stays paused until it is resumed"
+        if head.owner in alive:
+            return f"owned by {head.owner}, which is alive"
+        queue, swept = stored.definition.queue, head.owner is None or head.owner in dead
+        if self._gates.limits(queue) and head.state in self._claims.states and swept:
+            return f"its queue {queue!r} is limited: it is taken up when there is room"
+        return None
+
+    async def _take_all(self, wanted: list[Stored], dead: frozenset[str]) -> None:
+        """Claim what was found, all together; if one of them cannot be read, one by one."""
+        ids = tuple(stored.definition.id for stored in wanted)
+        dead = dead | {stored.head.owner for stored in wanted if stored.head.owner is not None}
+        async with self._claims.lock:
+            try:
+                taken = await self._claims.take(ids, STARTUP_STATES, dead)
+                for loaded in taken:
+                    await self._take(loaded)
+            except (CodecError, KeyUnavailableError):
+                for id in ids:
+                    await self._take_one(id, dead | {self._executor.owner})
+            else:
+                for id in set(ids) - {loaded.definition.id for loaded in taken}:
+                    await self._tell_unreadable(id)
+
+    async def _tell_unreadable(self, id: str) -> None:
+        """A store gives nobody what it cannot read: it shows it as blocked, and loading it says why (I5)."""
+        try:
+            await self._executor.store.load(id)
+        except CodecError as error:
+            self._unreadable(id, error)
+        except ExecutionNotFoundError:
+            pass  # it was deleted meanwhile
+
+    async def _take_one(self, id: str, dead: frozenset[str]) -> None:
+        if id in self._executor.runners:
+            return
+        try:
+            for loaded in await self._claims.take((id,), STARTUP_STATES, dead):
+                await self._take(loaded)
+        except CodecError as error:
+            await self._claims.set_aside(id, str(error))
+            self._unreadable(id, error)
+        except KeyUnavailableError as error:  # looked at again by the sweep, which knows that something is left
+            self._report.skipped[id] = str(error)
+
+    def _unreadable(self, id: str, error: CodecError) -> None:
+        self._report.blocked[id] = str(error)
+        self._executor.log.error("execution.unreadable", execution=id, error_type=type(error).__name__)
+
+    async def _take(self, loaded: Loaded) -> None:
+        reason, value = unusable(self._executor, loaded)
+        id = loaded.definition.id
+        if reason is None:
+            self._report.resumed.append(id)
+            self._claims.take_up(loaded, value=value, wakes_paused=True)
+        else:
+            self._report.blocked[id] = reason
+            await self._executor.block(loaded, reason)
+
+
+def unusable(executor: Crew, loaded: Loaded) -> tuple[str | None, Any]:
+    """Why a claimed execution cannot go on here (None if it can), and its decoded state."""
+    head, steps = loaded.head, loaded.definition.steps
+    if head.crashes >= executor.config.max_crashes:
+        return f"its process died {head.crashes} times without progress; resume frees it", MISSING
+    if loaded.damage and executor.config.on_corruption == "block":
+        return "; ".join(loaded.damage), MISSING
+    if head.step >= len(steps):
+        return None, MISSING
+    step = executor.registry.get(steps[head.step])
+    if step is None:
+        return str(UnknownStepError(steps[head.step])), MISSING
+    boundary = loaded.boundary
+    try:
+        return None, decode_state(boundary.data or b"null", loaded.blobs, bool(boundary.blobs), step.state_type)
+    except (CodecError, RegistrationError) as error:
+        return str(error), MISSING
