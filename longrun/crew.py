@@ -21,7 +21,7 @@ from longrun.claims import SWEPT_STATES, UNFINISHED
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.control import Obedience
 from longrun.control_room import Ended, inside, refuse_inside
-from longrun.errors import ConfigError, LeaseLostError, LongrunError
+from longrun.errors import ConfigError, LeaseLostError, LongrunError, StepMisuseError
 from longrun.events import EventType, ExecutionEvent, Listener
 from longrun.lease import LeaseKeeper, check_ownership
 from longrun.life import LifeLock
@@ -245,7 +245,9 @@ class Crew(Starting):
         await self._shelter.close()
 
     async def wait_idle(self) -> None:
-        """Return when nothing runs here."""
+        """Return when nothing runs here. Not for steps: each would wait for itself."""
+        if (id := inside.get()) in self.runners:
+            raise StepMisuseError(f"a step of execution {id!r} cannot wait until nothing runs here: it runs itself")
         while self.runners:
             await self._emptied.wait()
         if self._callback is not None:

@@ -70,7 +70,8 @@ class Child:
             self._process.wait()
             return "closed its pipe and did not end"
         if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
+            named = {known.value: known.name for known in signal.Signals}
+            return f"was killed by {named.get(-code, f'signal {-code}')}"
         return f"ended with exit code {code}"
 
 

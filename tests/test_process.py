@@ -286,6 +286,13 @@ def test_a_child_that_is_gone_before_it_has_its_job_fails_the_attempt() -> None:
         _drive(attempt, child, {"state": "x" * 1_000_000})
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="this system has no real-time signals")
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    child = Child()
+    child._process.send_signal(signal.SIGRTMIN + 1)
+    assert child.end() == f"was killed by signal {signal.SIGRTMIN + 1}"
+
+
 def test_a_call_that_this_side_does_not_know_is_refused() -> None:
     anything: Any = FakeAttempt()
     with pytest.raises(UnsupportedInProcessError, match=r"ctx\.fly"):

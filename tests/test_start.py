@@ -203,6 +203,21 @@ async def test_submit_stores_for_workers_and_runs_nothing(registry, store):
         assert again.id == "a"
 
 
+async def test_a_step_that_waits_until_nothing_runs_is_told_that_it_would_for_ever(store):
+    registry = StepRegistry()
+    executor = Executor(registry, store=store)
+
+    async def wait(state: int) -> int:
+        await executor.wait_idle()
+        return state
+
+    with anyio.fail_after(PATIENCE):
+        async with executor:
+            run = await executor.start([wait], 0, id="a")
+            with pytest.raises(ExecutionFailedError, match="'a' cannot wait until nothing runs here"):
+                await run.result()
+
+
 async def test_start_runs_here_what_was_only_submitted(registry, store):
     async with Executor(registry, store=store) as executor:
         await executor.submit("double", 2, id="a")
