@@ -130,6 +130,8 @@ class SearchContract(ConformanceBase):
             ("1", (1, 11, "11")),
             ("true", (True, "True", "tru")),
             ("null", (None, "nul")),
+            ("a\0b", ("a", "ab", "a\0", "b")),
+            ("\ud800", ("?", "\ud801", "")),
             (7, ("7", 8, 70, -7)),
             (0, ("0", "", None, 1, False)),
             (1, ("1", True, 1.5)),
@@ -153,6 +155,10 @@ class SearchContract(ConformanceBase):
             assert not set(found(backend, metadata={"k": None}).split()) & {f"m{n + 2}" for n in range(len(others))}
         else:
             assert found(backend, metadata={"k": value}) == "m0"
+
+    def test_metadata_under_any_name(self, backend: StoreBackend) -> None:
+        self.metadata(backend, {"a\0b": "x"}, {"a": "x"}, {"\ud800": 1}, {"\ud801": 1})
+        assert (found(backend, metadata={"a\0b": "x"}), found(backend, metadata={"\ud800": 1})) == ("m0", "m2")
 
     def test_several_metadata_must_all_be_equal(self, backend: StoreBackend) -> None:
         self.metadata(backend, {"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 1})
@@ -180,7 +186,7 @@ class SearchContract(ConformanceBase):
         assert (found(backend, text="äLM"), found(backend, text="одеса")) == ("m0", "m1")
 
     @pytest.mark.parametrize(
-        "text", ["%", "_", "100%", "a_b", "'", '"', "''", "\\", "\\%", "*", "?", "[a]", "\\\\", "é"]
+        "text", ["%", "_", "100%", "a_b", "'", '"', "''", "\\", "\\%", "*", "?", "[a]", "\\\\", "é", "\ud800"]
     )
     def test_no_character_of_a_text_is_special(self, backend: StoreBackend, text: str) -> None:
         self.metadata(backend, {"k": f"x{text}y"}, {"k": "x100 ab aXb y"}, {"k": "plain"})

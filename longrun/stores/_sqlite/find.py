@@ -93,7 +93,7 @@ def _conditions(query: Query) -> tuple[list[str], dict[str, Any]]:
     if query.ended_before is not None:
         add("ended < :ended_before", ended_before=query.ended_before)
     if query.text is not None:
-        add(f"{_CONTAINS}(id, metadata, :text)", text=query.text.casefold())
+        add(f"{_CONTAINS}(id, metadata, :text)", text=rows.json_text(query.text.casefold()))
     for n, (key, value) in enumerate(query.metadata.items()):
         condition, bound = _metadata(n, key, value)
         add(condition, **bound)
@@ -101,7 +101,10 @@ def _conditions(query: Query) -> tuple[list[str], dict[str, Any]]:
 
 
 def _metadata(n: int, key: str, value: Any) -> tuple[str, dict[str, Any]]:
-    """As `same_value` compares; a missing value is None."""
+    """As `same_value` compares; a missing value is None. Text that is not Unicode, or has a NUL in it, SQLite cannot
+    compare."""
+    if any(isinstance(text, str) and rows.clean(text) != text for text in (key, value)):
+        return f"{_EQUALS}(metadata, :key{n}, :value{n})", _as_json(n, key, value)
     one = f"EXISTS (SELECT 1 FROM json_each(execution.metadata) AS j WHERE j.key = :key{n} AND "
     if value is None:
         return f"NOT {one} j.type <> 'null')", {f"key{n}": key}
@@ -111,15 +114,21 @@ def _metadata(n: int, key: str, value: Any) -> tuple[str, dict[str, Any]]:
         return f"{one} j.type = :value{n})", {f"key{n}": key, f"value{n}": "true" if value else "false"}
     if isinstance(value, int | float) and abs(value) <= 1 << 53:  # beyond that SQLite takes neighbours for equal
         return f"{one} j.type IN ('integer', 'real') AND j.value = :value{n})", {f"key{n}": key, f"value{n}": value}
-    return f"{_EQUALS}(metadata, :key{n}, :value{n})", {f"key{n}": key, f"value{n}": rows.json_text(value)}
+    return f"{_EQUALS}(metadata, :key{n}, :value{n})", _as_json(n, key, value)
 
 
-def _contains(id: str, metadata: str, folded: str) -> bool:
+def _as_json(n: int, key: str, value: Any) -> dict[str, str]:
+    """For the functions above: JSON has an escape for what SQLite cannot hold."""
+    return {f"key{n}": rows.json_text(key), f"value{n}": rows.json_text(value)}
+
+
+def _contains(id: str, metadata: str, text: str) -> bool:
+    folded = json.loads(text)
     return any(folded in value.casefold() for value in searched_texts(id, _mapping(metadata)))
 
 
 def _equals(metadata: str, key: str, value: str) -> bool:
-    return same_value(_mapping(metadata).get(key), json.loads(value))
+    return same_value(_mapping(metadata).get(json.loads(key)), json.loads(value))
 
 
 def _mapping(text: str) -> Mapping[str, Any]:
