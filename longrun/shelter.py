@@ -37,6 +37,9 @@ class Shelter:
         self._errands: deque[tuple[Function, str]] = deque()
         self._errand = anyio.Event()
         self._own_task: asyncio.Task[Any] | None = None
+        self._program: asyncio.Task[Any] | None = None
+        """Who opened it."""
+        self._has_cancelled = False
 
     @property
     def stands(self) -> bool:
@@ -46,9 +49,15 @@ class Shelter:
         return self._own_task is None or not self._own_task.cancelling()
 
     async def open(self) -> None:
-        """To be closed in the task that opens it."""
-        self._outer = await anyio.create_task_group().__aenter__()
-        self._outer.start_soon(self._stand, name="longrun-shelter")
+        """With trio, to be closed in the task that opens it. With asyncio it has a task of its own: fixtures of tests
+        and cells of notebooks enter in one task and leave in another."""
+        self._program = current_task()
+        if self._program is None:
+            self._outer = await anyio.create_task_group().__aenter__()
+            self._outer.start_soon(self._stand, name="longrun-shelter")
+        else:
+            self._own_task = self._program.get_loop().create_task(self._stand(), name="longrun-shelter")
+            self._own_task.add_done_callback(self._fallen)
         self.start(self._run_errands, name="longrun-errands")
 
     async def close(self) -> None:
@@ -56,17 +65,48 @@ class Shelter:
         self._closing = True
         if self._inner is not None:
             self._inner.cancel_scope.cancel()
-        self._outer.cancel_scope.cancel()
-        await self._outer.__aexit__(None, None, None)
+        if self._own_task is None:
+            self._outer.cancel_scope.cancel()
+            await self._outer.__aexit__(None, None, None)
+        else:
+            await self._until_fallen(self._own_task)
         if self._interrupted:
             raise KeyboardInterrupt
+
+    async def _until_fallen(self, own_task: asyncio.Task[Any]) -> None:
+        """However often the program is cancelled meanwhile; then it is told what ended the tasks, if anything did."""
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while not own_task.done():
+                try:
+                    await asyncio.wait([own_task])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        if self._has_cancelled and self._program is not None:
+            self._program.uncancel()
+        if cancelled is not None:
+            raise cancelled
+        failure = None if self._interrupted or own_task.cancelled() else own_task.exception()
+        if failure is not None:
+            raise failure
+
+    def _fallen(self, own_task: asyncio.Task[Any]) -> None:
+        if not self._closing and not own_task.cancelled() and own_task.exception() is not None:
+            self._end_program()
+
+    def _end_program(self) -> None:
+        """Cancel what the program does inside the executor: when it leaves, it hears why."""
+        if self._program is None:
+            self._outer.cancel_scope.cancel()
+        elif not self._closing and not self._has_cancelled:
+            self._has_cancelled = self._program.cancel()
 
     async def _stand(self) -> None:
         async with anyio.create_task_group() as tasks:
             if self._closing:
                 return
             tasks.cancel_scope.shield = True
-            self._inner, self._own_task = tasks, current_task()
+            self._inner = tasks
             for start, function, args, name in self._early:
                 start(function, *args, name=name)
             try:
@@ -140,7 +180,7 @@ class Shelter:
         except KeyboardInterrupt:
             self._interrupted = True
             self._heard()
-            self._outer.cancel_scope.cancel()
+            self._end_program()
 
     def spawn(self, function: Function, *, name: str) -> None:
         """As `start`, where no task may run, such as in a store's answer."""

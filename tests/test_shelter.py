@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import anyio
 import pytest
 import sniffio
 
+from longrun import Executor, StepRegistry, Worker
+from longrun.client import Client
 from longrun.shelter import Shelter
+from longrun.stores.memory import MemoryCheckpointStore
 
 
 class EndOfAllError(BaseException):
@@ -140,3 +144,58 @@ async def test_a_step_that_leaves_a_scope_open_ends_nobody_else(recwarn: Any) ->
     await ended.wait()
     assert shelter.stands
     await shelter.close()
+
+
+@pytest.mark.parametrize("kind", [Executor, Worker])
+def test_with_asyncio_it_may_be_entered_in_one_task_and_left_in_another(kind: type[Executor]) -> None:
+    """As fixtures of pytest-asyncio, `enterAsyncContext` of unittest and cells of a notebook do."""
+    registry = StepRegistry()
+
+    async def step(state: int) -> int:
+        return state + 1
+
+    registry.workflow("work", [step])
+    executor = kind(registry, store=MemoryCheckpointStore())
+    client = Client(executor.store)
+
+    async def work() -> object:
+        return await (await executor.start("work", 1)).result()
+
+    with asyncio.Runner() as runner:
+        runner.run(executor.__aenter__())
+        runner.run(client.__aenter__())
+        assert runner.run(work()) == 2
+        runner.run(client.__aexit__(None, None, None))
+        runner.run(executor.__aexit__(None, None, None))
+
+
+def test_closing_goes_on_although_the_program_is_cancelled_meanwhile() -> None:
+    """With asyncio, whose tasks can be cancelled again and again; it is told when all have ended."""
+    ended: list[str] = []
+
+    async def main() -> None:
+        began, go = anyio.Event(), anyio.Event()
+
+        async def careful() -> None:
+            try:
+                began.set()
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await go.wait()
+                ended.append("careful")
+
+        shelter = await standing()
+        shelter.run(careful, name="careful")
+        await began.wait()
+        closing = asyncio.create_task(shelter.close())
+        for _ in range(3):
+            await anyio.lowlevel.checkpoint()
+            closing.cancel()
+        assert not ended
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+
+    asyncio.run(main())
+    assert ended == ["careful"]
