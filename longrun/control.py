@@ -6,19 +6,22 @@ write that takes them, so that a request is either still waiting or already true
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from longrun import codec
 from longrun.book import Book
-from longrun.errors import CodecError
+from longrun.errors import CodecError, LongrunError
 from longrun.events import EventType
 from longrun.inbox import stored_numbers
+from longrun.outbox import BACKOFF, MAY_PASS
 from longrun.records import ExecutionState
 from longrun.stored import Head, Message
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
+    from longrun.runner import Runner
 
 State = ExecutionState
 STOPPED = frozenset({State.PAUSED, State.BLOCKED, State.FAILED})
@@ -191,3 +194,20 @@ def _from_retry_on(orders: list[Message]) -> list[Message]:
 def _pauses_at_end(orders: list[Message]) -> list[Message]:
     others = [n for n, message in enumerate(orders) if message.kind != "pause"]
     return orders[others[-1] + 1 :] if others else orders
+
+
+async def put_aside(executor: Crew, runner: Runner, reason: str) -> None:
+    """It cannot go on here and must not be taken up again at once: blocked, where it can be seen. While the store is
+    away it stays here: nobody else could take it, and nobody here would."""
+    for tries in itertools.count(1):
+        try:
+            loaded = await executor.store.load(runner.id)
+            if loaded.head.owner == executor.owner and loaded.head.fence == runner.head.fence:
+                await executor.block(loaded, reason)
+        except LongrunError as error:
+            executor.log.error("execution.not_put_aside", execution=runner.id, error_type=type(error).__name__)  # noqa: TRY400 -- a traceback may quote a state
+            if executor.draining or not isinstance(error, MAY_PASS):
+                return
+        else:
+            return
+        await runner.linger(BACKOFF.delay(tries))

@@ -19,7 +19,7 @@ from longrun.attempt import Engine, LoopEngine, ThreadEngine
 from longrun.book import MISSING, Book
 from longrun.claims import SWEPT_STATES, UNFINISHED
 from longrun.clock import SYSTEM_CLOCK, Clock
-from longrun.control import Obedience
+from longrun.control import Obedience, put_aside
 from longrun.control_room import Ended, inside, refuse_inside
 from longrun.errors import ConfigError, LeaseLostError, LongrunError, StepMisuseError
 from longrun.events import EventType, ExecutionEvent, Listener
@@ -273,21 +273,12 @@ class Crew(Starting):
             await runner.run()
         except LongrunError as error:  # refused for good by the store, or it cannot be stored
             self.log.error("execution.stopped", execution=runner.id, error_type=type(error).__name__)  # noqa: TRY400 -- a traceback may quote a state
-            await self._put_aside(runner, str(error))
+            await put_aside(self, runner, str(error))
         except Exception as error:  # a defect of ours must not take the other executions along
             self.log.exception("runner.defect", execution=runner.id, error_type=type(error).__name__)
-            await self._put_aside(runner, f"longrun itself failed: {type(error).__name__}")
+            await put_aside(self, runner, f"longrun itself failed: {type(error).__name__}")
         finally:
             self._ended(runner)
-
-    async def _put_aside(self, runner: Runner, reason: str) -> None:
-        """It cannot go on here and must not be taken up again at once: blocked, where it can be seen."""
-        try:
-            loaded = await self.store.load(runner.id)
-            if loaded.head.owner == self.owner and loaded.head.fence == runner.head.fence:
-                await self.block(loaded, reason)
-        except LongrunError as error:
-            self.log.error("execution.not_put_aside", execution=runner.id, error_type=type(error).__name__)  # noqa: TRY400 -- a traceback may quote a state
 
     def _ended(self, runner: Runner) -> None:
         if self.runners.get(runner.id) is runner:

@@ -51,6 +51,8 @@ class LeaseKeeper:
         self._nudge = threading.Event()
         self._thread = threading.Thread(target=self._run, name="longrun-lease", daemon=True)
         self._held_until = 0.0
+        self._asking = False
+        """Whether a renewal has no answer yet: while the store is away, others behind it would only pile up."""
         life = lock.life
         self.owner = Owner(id=life.owner, life=life.to_dict(), remaining=ttl, workflows=workflows, queues=queues)
 
@@ -92,6 +94,9 @@ class LeaseKeeper:
                 touched = 0.0
                 with contextlib.suppress(OSError):  # a cleaner may come then; the lease is renewed all the same
                     self._lock.touch()
+            if self._asking:
+                continue
+            self._asking = True
             try:
                 self._store.renew(self.owner.id, self._ttl, partial(self._renewed, now))
             except LongrunError:
@@ -100,6 +105,7 @@ class LeaseKeeper:
     def _renewed(self, asked: float, answer: Any) -> None:
         """In the writer's thread. A store that is away is asked again at the next beat. A lease that had run out before
         it was renewed may have cost executions, although the store still knows its owner."""
+        self._asking = False
         if isinstance(answer, LongrunError) or self._stopping.is_set():
             return
         if answer is False or self._clock.monotonic() > self._held_until:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from longrun.clock import Clock
-from longrun.errors import LongrunError, StoreUnavailableError
+from longrun.errors import LongrunError, StoreSettingsError, StoreUnavailableError
 from longrun.loops import Loop, Waiter
 from longrun.records import RetryPolicy
 from longrun.stored import Save
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from longrun.telemetry import Watch
 
 BACKOFF = RetryPolicy(initial=0.05, factor=2.0, maximum=5.0, jitter=True)
+MAY_PASS = (StoreUnavailableError, StoreSettingsError)
+"""What somebody may put right while executions run: a server that comes back, a password or a right that is given
+again."""
 
 Done = Callable[[LongrunError | None], object]
 
@@ -92,7 +95,7 @@ class Outbox:
             save, told, done = self._pending.pop(0)
             self._tell(save, told)
             done(None)
-        elif error is None or isinstance(error, StoreUnavailableError):
+        elif error is None or isinstance(error, MAY_PASS):
             self._retry_later(error)
         else:
             self.give_up(error)

@@ -341,6 +341,11 @@ class Runner:
             self._wake = Bell()
         await self._wake.wait()
 
+    async def linger(self, seconds: float) -> None:
+        """Wait for so long, or until something happens."""
+        self._wake = Bell()
+        await self._executor.clock.wait(self._wake, seconds)
+
     def nudge(self) -> None:
         self._wake.set()
 
@@ -412,8 +417,7 @@ class Runner:
             if self.attention:
                 return False
             self.seat.leave()
-            self._wake = Bell()
-            await clock.wait(self._wake, left)
+            await self.linger(left)
         return True
 
     async def _end(self) -> bool:

@@ -289,6 +289,21 @@ async def test_a_lease_lasts_to_its_last_moment():
         assert kept.lost == 1
 
 
+async def test_while_a_renewal_has_no_answer_none_is_queued_behind_it(monkeypatch: pytest.MonkeyPatch):
+    """I16: nor does leaving wait for a pile of them."""
+    asked: list[Any] = []
+    async with Kept() as kept:
+        monkeypatch.setattr(kept.store, "renew", lambda owner, ttl, done: asked.append(done))
+        for _ in range(4):
+            await kept.pass_by()
+        await kept.pass_by(0)
+        assert len(asked) == 1
+        asked[0](True)
+        await kept.pass_by()
+        await kept.pass_by(0)
+        assert len(asked) == 2
+
+
 async def test_a_renewal_that_failed_has_renewed_nothing():
     async with Kept() as kept:
         kept.store.fail("renew", times=3)

@@ -16,19 +16,22 @@ from longrun import (
     ExecutionBlockedError,
     Executor,
     ExecutorConfig,
+    LongrunError,
     MemoryCheckpointStore,
     Sleep,
     StepContext,
     StepRegistry,
+    StoreSettingsError,
     StoreUnavailableError,
     TooLargeError,
     WaitFor,
 )
-from longrun.stored import Claim, Save, Write
+from longrun.stored import Claim, Loaded, Save, Write
 from longrun.stores.base import Answer
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore, ManualClock
+from tests.crashing import PATIENCE
 
 
 class ShakyBackend(MemoryBackend):
@@ -36,7 +39,8 @@ class ShakyBackend(MemoryBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        self.failures = 0
+        self.failures = self.deaf = 0
+        self.problem: LongrunError = StoreUnavailableError("shaky", "it is away")
         self.applied = False
         self.saves: list[tuple[str, int]] = []
         self.refuses: TooLargeError | None = None
@@ -47,12 +51,18 @@ class ShakyBackend(MemoryBackend):
             self.failures -= 1
             if self.applied:
                 super().commit(batch)
-            raise StoreUnavailableError("shaky", "it is away")
+            raise self.problem
         if saves and len(saves) == len(batch) and self.refuses is not None:
             refusal, self.refuses = self.refuses, None
             return [refusal] * len(batch)
         self.saves += [(save.id, save.head.revision) for save in saves]
         return super().commit(batch)
+
+    def load(self, id: str) -> Loaded | None:
+        if self.deaf > 0:
+            self.deaf -= 1
+            raise self.problem
+        return super().load(id)
 
 
 @pytest.fixture
@@ -101,6 +111,37 @@ async def test_the_step_does_not_run_again_and_nothing_is_doubled(backend, store
     assert [event.attempt for event in away] == [1, 2, 3]
     assert {event.execution_id for event in away} == {"a"}
     assert "it is away" in str(away[0].error)
+
+
+async def test_a_right_that_is_taken_away_and_given_again_costs_nothing(backend, store):
+    """I10: a password that is changed while executions run, say."""
+    backend.problem = StoreSettingsError("shaky", "the server refuses this password")
+    steps = Steps(backend)
+    events: list[Any] = []
+    with anyio.fail_after(PATIENCE):
+        async with Executor(steps.registry, store=store, on_event=events.append) as executor:
+            assert await (await executor.start("work", 0, id="a")).result() == 4
+    assert steps.calls == [0, 1, 2, 3]
+    assert [event.type for event in events].count(EventType.STORE_UNAVAILABLE) == 3
+
+
+async def test_what_cannot_be_put_aside_now_is_when_the_store_is_back(backend, store):
+    """I4: else it would stay with an owner who lives and does not run it."""
+    steps = Steps(backend)
+    steps.fail_at = -1
+    with anyio.fail_after(PATIENCE):
+        async with Executor(steps.registry, store=store) as executor:
+            backend.refuses = TooLargeError("a record", 10, 5)
+            steps.go = anyio.Event()
+            run = await executor.start("work", 0, id="a")
+            while not steps.calls:
+                await anyio.lowlevel.checkpoint()
+            backend.deaf = 2
+            steps.go.set()
+            while backend.deaf:
+                await anyio.lowlevel.checkpoint()
+            with pytest.raises(ExecutionBlockedError, match="the limit is 5"):
+                await run.result()
 
 
 async def test_nothing_is_acknowledged_meanwhile(backend, store):
