@@ -6,6 +6,7 @@ is called (in the loop, in a thread, in a child process) is an `Engine`'s busine
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 import time
@@ -18,7 +19,15 @@ from attrs import define
 
 from longrun.branches import as_failure, take_back
 from longrun.context import StepContext, SyncStepContext, root_context
-from longrun.errors import ContextClosedError, StepError, StepInterrupted, StepTimeoutError, holds, raised_itself
+from longrun.errors import (
+    ContextClosedError,
+    StepError,
+    StepInterrupted,
+    StepMisuseError,
+    StepTimeoutError,
+    holds,
+    raised_itself,
+)
 from longrun.ledger import Ledger
 from longrun.loops import Loop
 from longrun.port import StepInfo
@@ -377,10 +386,13 @@ class ThreadEngine:
     """Plain functions, in step threads."""
 
     async def run(self, attempt: Attempt, state: Any) -> Any:
-        function = attempt.step.function
-        if attempt.step.takes_context:
-            return await attempt.run_sync(function, SyncStepContext.of(attempt.context()), state)
-        return await attempt.run_sync(function, state)
+        step = attempt.step
+        args = (SyncStepContext.of(attempt.context()), state) if step.takes_context else (state,)
+        result = await attempt.run_sync(step.function, *args)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise StepMisuseError(f"step {step.name!r} is a plain function that returns a coroutine: make it async")
+        return result
 
     async def aclose(self) -> None:
         pass

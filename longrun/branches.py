@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import collections.abc
+import itertools
 import math
 import typing
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 import anyio
@@ -34,6 +35,8 @@ from longrun.registry import type_hints
 
 MISSING = object()
 FAILED = "$failed"
+GROUP_SHOWN = 10
+"""So many errors of a group are named in its text."""
 LOOK_AGAIN = 0.2
 """How often a branch that waits for the others looks whether it still has to."""
 AWAITABLES = (collections.abc.Awaitable, collections.abc.Coroutine)
@@ -272,13 +275,30 @@ def take_back(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """An error's type and text, of bounded length."""
+    """An error's type and text, of bounded length; a group's with those of the errors in it."""
+    text = _type_and_text(error)
+    if isinstance(error, BaseExceptionGroup):
+        text = f"{text}: {'; '.join(map(_type_and_text, itertools.islice(_single(error), GROUP_SHOWN)))}"
+    return text if len(text) <= 4000 else text[:3997] + "..."
+
+
+def _type_and_text(error: BaseException) -> str:
     try:
         words = str(error)
     except Exception:  # its own defect must not hide what it is
         words = ""
-    text = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    return text if len(text) <= 4000 else text[:3997] + "..."
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def _single(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The errors in a group and in the groups in it, in their order."""
+    left: list[BaseException] = [group]
+    while left:
+        error = left.pop()
+        if isinstance(error, BaseExceptionGroup):
+            left.extend(reversed(error.exceptions))
+        else:
+            yield error
 
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -6,8 +6,9 @@ What nobody alive owns, a client claims for the moment it takes to obey a reques
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import anyio
@@ -61,11 +62,34 @@ class Client(Office):
         return self.events_of(check_id(id))
 
 
+_ELSEWHERE: list[ExitStack] = []
+"""What a fork has of clients that another process made, and closes: here it must not even be collected."""
+
+
+class _Bridge:
+    """Calls into the loop of a blocking client, which is another thread's."""
+
+    def __init__(self, portal: anyio.from_thread.BlockingPortal) -> None:
+        self._portal, self._process = portal, os.getpid()
+        self.closed = False
+
+    @property
+    def stands(self) -> bool:
+        return os.getpid() == self._process
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        if not self.stands:
+            raise ConfigError("client_sync", "in a forked process", "make one there: a fork has none of its threads")
+        if self.closed:
+            raise ConfigError("client_sync", "left already", "use it inside `with client_sync(...) as client:`")
+        return self._portal.call(function, *args)
+
+
 class _Blocking:
     """Anything async, with blocking calls: the same names, run in an event loop of its own."""
 
-    def __init__(self, portal: anyio.from_thread.BlockingPortal, target: Any) -> None:
-        self._portal, self._target = portal, target
+    def __init__(self, bridge: _Bridge, target: Any) -> None:
+        self._bridge, self._target = bridge, target
 
     def __repr__(self) -> str:
         return f"<blocking {self._target!r}>"
@@ -76,19 +100,19 @@ class _Blocking:
             return found
 
         def call(*args: Any, **options: Any) -> Any:
-            return self._wrapped(self._portal.call(_call, found, args, options))
+            return self._wrapped(self._bridge.call(_call, found, args, options))
 
         return call
 
     def _wrapped(self, value: Any) -> Any:
         if hasattr(value, "__anext__"):
             return self._iterate(value)
-        return _Blocking(self._portal, value) if isinstance(value, ExecutionHandle) else value
+        return _Blocking(self._bridge, value) if isinstance(value, ExecutionHandle) else value
 
     def _iterate(self, source: Any) -> Iterator[Any]:
         while True:
             try:
-                yield self._portal.call(source.__anext__)
+                yield self._bridge.call(source.__anext__)
             except StopAsyncIteration:
                 return
 
@@ -101,10 +125,17 @@ async def _call(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -
 @contextmanager
 def client_sync(store: CheckpointStore | str, **options: Any) -> Iterator[Any]:
     """A `Client` for scripts: `with client_sync(url) as client: client.pause("id")`."""
-    with anyio.from_thread.start_blocking_portal() as portal:
+    with ExitStack() as stack:
+        portal = stack.enter_context(anyio.from_thread.start_blocking_portal())
         client = portal.call(_make, store, options)
-        with portal.wrap_async_context_manager(client) as entered:
-            yield _Blocking(portal, entered)
+        bridge = _Bridge(portal)
+        entered = stack.enter_context(portal.wrap_async_context_manager(client))
+        try:
+            yield _Blocking(bridge, entered)
+        finally:
+            bridge.closed = True
+            if not bridge.stands:
+                _ELSEWHERE.append(stack.pop_all())
 
 
 async def _make(store: CheckpointStore | str, options: dict[str, Any]) -> Client:

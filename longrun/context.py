@@ -151,10 +151,10 @@ class StepContext(_Context):
             return memo.read()
         try:
             result = await self._call(function, *args)
+            memo.keep(result)
         except BaseException:
             memo.failed()
             raise
-        memo.keep(result)
         await self._port.durable()
         if self._port.attention:
             await self._obey()
@@ -240,10 +240,10 @@ class SyncStepContext(_Context):
             result = function(*args)
             if inspect.isawaitable(result):
                 result = port.call_from_thread(_awaited, result, lasting=True)
+            memo.keep(result)
         except BaseException:
             memo.failed()
             raise
-        memo.keep(result)
         port.call_from_thread(port.durable)
         if port.attention:
             port.call_from_thread(self._obey, lasting=True)

@@ -27,6 +27,7 @@ from longrun.errors import (
     UnknownStepError,
     UnknownWorkflowError,
     UnsupportedInProcessError,
+    holds,
 )
 from longrun.events import EventType
 from longrun.loops import Waiter
@@ -171,7 +172,7 @@ class Course:
         self._executor.log.info(
             "step.failed", execution=self._book.id, step=step.name, attempt=failures, error_type=type(error).__name__
         )
-        if isinstance(error, GIVES_UP) or not policy.allows(error, failures):
+        if holds(error, *GIVES_UP) or not policy.allows(error, failures):
             return await self._fail(step, text, failures)
         due = self._executor.clock.now() + policy.delay(failures, random.random())
         events = (
@@ -234,6 +235,6 @@ def _moment(what: str, until: Any, now: float) -> float:
     seconds = until.total_seconds() if isinstance(until, timedelta) else until
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise StepMisuseError(f"{what} takes seconds, a timedelta or an aware datetime, not {type(until).__name__}")
-    if not math.isfinite(seconds):
+    if isinstance(seconds, float) and not math.isfinite(seconds):
         raise StepMisuseError(f"{what} takes a finite number of seconds, not {seconds}; WaitFor can wait without end")
     return min(now + float(min(max(0, seconds), FOREVER)), FOREVER)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import signal as signals
+import threading
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Self
@@ -34,6 +35,8 @@ State = ExecutionState
 
 def end_signals() -> AbstractContextManager[AsyncIterator[signals.Signals]]:
     """The signals that ask a program to end, while it is open."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("serve", "in a thread", "signals reach only the main one: leave the executor there instead")
     return anyio.open_signal_receiver(signals.SIGTERM, signals.SIGINT)
 
 

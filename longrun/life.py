@@ -117,8 +117,12 @@ def _make_private(directory: Path) -> None:
         return
     except FileNotFoundError:
         _make_private(directory.parent)
-        _make_private(directory)
-        return
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            return
+        except FileNotFoundError as error:
+            raise StoreSettingsError(_STORE, f"{directory} cannot be made; {_REMEDY}") from error
     os.chmod(directory, 0o700)
 
 

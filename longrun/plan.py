@@ -23,6 +23,8 @@ from longrun.stores.store import CheckpointStore
 
 State = ExecutionState
 PAGE = 200
+IN_FLIGHT = frozenset({State.RUNNING, State.RESUMING})
+"""To claim such a one from a dead owner counts as a crash."""
 
 
 @frozen(kw_only=True)
@@ -210,8 +212,10 @@ class Planner:
             return f"the code has no step {', '.join(map(repr, draft.missing))}"
         if draft.misfit is not None:
             return draft.misfit
-        if loaded.head.crashes >= self._config.max_crashes:
-            return f"its process died {loaded.head.crashes} times without progress; resume frees it"
+        dies_now = draft.state in IN_FLIGHT and draft.owner is not None and not draft.owner_alive
+        crashes = loaded.head.crashes + dies_now
+        if crashes >= self._config.max_crashes:
+            return f"its process died {crashes} times without progress; resume frees it"
         if loaded.damage and self._config.on_corruption == "block":
             return "; ".join(loaded.damage)
         if draft.state is State.BLOCKED and self._registry is None:
@@ -223,9 +227,11 @@ class Planner:
         where = f"step {draft.step + 1} of {draft.total}" if draft.total else "its first step"
         if draft.state is State.PAUSED and head.hold:
             return "stay", "it is paused and held until somebody resumes it"
-        if head.signal is not None and not any(message.name == head.signal for message in loaded.messages):
+        later = head.due is not None and head.due > self._clock.now()
+        sent = any(message.name == head.signal for message in loaded.messages)
+        if head.signal is not None and not sent and (later or head.due is None):
             return "wait", f"for signal {head.signal!r}"
-        if head.due is not None and head.due > self._clock.now() and not head.attempt:
+        if head.signal is None and later and not head.attempt:
             return "wait", "for its time to come"
         if draft.state is State.INITIALIZED:
             return "start", "it was submitted and nobody has begun it"

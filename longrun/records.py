@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from longrun.errors import ConfigError, InvalidIdError
+from longrun.errors import ConfigError, InvalidIdError, holds
 
 ID_LIMIT = 200
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@=+~-]*")
@@ -250,12 +250,20 @@ class ResumeReport:
         return bool(self.resumed or self.skipped or self.blocked)
 
 
+def is_finite(value: float) -> bool:
+    """Whether it is a number that a float can hold."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number with hundreds of digits
+        return False
+
+
 def _number(minimum: float, *, above: bool = False, none: bool = False) -> Any:
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is None and none:
             return
         expected = f"give a number {'above' if above else 'of at least'} {minimum:g}{' or None' if none else ''}"
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
             raise ConfigError(attribute.name, value, expected)
         if value < minimum or (above and value == minimum):
             raise ConfigError(attribute.name, value, expected)
@@ -321,15 +329,18 @@ class RetryPolicy:
         try:
             wait = self.initial * self.factor**doublings
         except OverflowError:
-            wait = self.maximum
+            wait = self.maximum if self.initial else 0.0
         wait = min(wait, self.maximum)
         return wait * (0.5 + 0.5 * fraction) if self.jitter else wait
 
     def allows(self, error: BaseException, attempts: int) -> bool:
-        """Whether another attempt follows `attempts` failed ones, of which `error` was the last."""
-        return (
-            attempts < self.max_attempts and isinstance(error, self.retry_on) and not isinstance(error, self.give_up_on)
-        )
+        """Whether another attempt follows `attempts` failed ones, of which `error` was the last. A group of errors, as
+        task groups raise them, is tried again if each error in it is."""
+        if attempts >= self.max_attempts or holds(error, *self.give_up_on):
+            return False
+        if isinstance(error, self.retry_on):
+            return True
+        return isinstance(error, BaseExceptionGroup) and error.split(self.retry_on)[1] is None
 
 
 def _path(value: Any) -> Any:

@@ -344,11 +344,14 @@ def _check_retry(retry: object) -> RetryPolicy | None:
     return retry
 
 
+MOST_SECONDS = sys.float_info.max
+
+
 def _check_timeout(timeout: object) -> float | None:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
         raise ConfigError("timeout", timeout, "give seconds above 0, a timedelta, or None")
     return float(seconds)
 
@@ -385,6 +388,8 @@ def takes_two(function: StepFunction) -> bool | None:
     variable = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
         return None
+    if len(positional) > 1 and _is_context(positional[0]) and set(needed) <= set(positional[:2]):
+        return True
     if len(needed) == 2:
         return None if _is_context(needed[1]) and not _is_context(needed[0]) else True
     if len(needed) == 1 or (not needed and (positional or variable)):

@@ -189,6 +189,7 @@ def test_a_config_takes_paths_and_timedeltas(tmp_path):
     [
         {"max_attempts": 0},
         {"initial": -1},
+        {"initial": 10**400},
         {"factor": 0.5},
         {"maximum": -1},
         {"jitter": 1},
@@ -369,3 +370,12 @@ async def test_two_executors_that_start_the_same_id_at_once_run_it_once(tmp_path
                 tasks.start_soon(start, n)
     assert len(calls) == 1
     assert results == calls * 4
+
+
+@pytest.mark.parametrize("url", ["file:store", "sqlite:///store.db"])
+def test_a_working_directory_that_is_gone_is_said(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(StoreSettingsError, match="the working directory is gone"):
+        open_store(url)

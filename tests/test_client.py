@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from longrun import (
 )
 from longrun.client import Client, client_sync
 from longrun.stored import QUEUE_WORKFLOW
+from tests.crashing import PATIENCE
 
 registry = StepRegistry()
 
@@ -75,6 +78,34 @@ def test_a_script_controls_without_an_event_loop(url: str) -> None:
         with pytest.raises(ExecutionNotFoundError):
             client.pause("y")
     anyio.run(run_to_the_end, url, "x")
+
+
+def test_a_blocking_client_that_was_left_says_so(url: str) -> None:
+    with client_sync(url) as client:
+        pass
+    with pytest.raises(ConfigError, match="left already"):
+        client.list()
+
+
+def test_a_fork_is_told_that_it_needs_a_client_of_its_own(url: str) -> None:
+    """And leaves this one alone: its threads are not there."""
+    program = f"""
+import os, sys
+from longrun.client import client_sync
+from longrun.errors import ConfigError
+with client_sync({url!r}) as client:
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), client.list())
+    else:
+        try:
+            client.list()
+        except ConfigError as error:
+            sys.exit(7 if "in a forked process" in str(error) else 8)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout == "7 []\n"
 
 
 def test_a_handle_of_a_blocking_client_blocks_too(url: str) -> None:

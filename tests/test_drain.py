@@ -17,6 +17,7 @@ import anyio
 import pytest
 
 from longrun import (
+    ConfigError,
     Executor,
     ExecutorConfig,
     MemoryCheckpointStore,
@@ -370,3 +371,25 @@ def test_a_second_control_c_during_the_drain_ends_the_program_and_costs_nothing(
         output, _ = process.communicate(timeout=30)
     assert output == "interrupted\n"
     assert left_behind(tmp_path) == ("running", None)
+
+
+def test_serving_in_a_thread_is_refused_in_plain_words(tmp_path: Path) -> None:
+    """Signals reach the main thread alone."""
+
+    async def main() -> None:
+        async with Executor(StepRegistry(), store=f"file:{tmp_path}") as executor:
+            with pytest.raises(ConfigError, match="the main one"):
+                await executor.serve()
+
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            anyio.run(main)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not errors

@@ -52,6 +52,13 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     os.umask(before)
 
 
+def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "above").symlink_to(tmp_path / "nowhere")
+    monkeypatch.setenv("LONGRUN_RUN_DIR", str(tmp_path / "above" / "run"))
+    with pytest.raises(StoreSettingsError, match=r"above/run cannot be made; .*LONGRUN_RUN_DIR"):
+        LifeLock.acquire()
+
+
 @pytest.mark.usefixtures("umask")
 def test_modes_do_not_depend_on_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Directories 0700, files 0600, and so are the directories made on the way."""

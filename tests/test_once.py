@@ -20,6 +20,7 @@ from longrun import (
     ExecutionFailedError,
     Executor,
     MemoryCheckpointStore,
+    NotStorableError,
     Repeat,
     StepContext,
     SyncStepContext,
@@ -286,6 +287,21 @@ async def test_a_result_that_cannot_be_stored_fails_the_step_at_once():
     with pytest.raises(ExecutionFailedError, match=r"once\['client'\]\['a'\]\[0\]"):
         await run(registry_of(step, retry=AT_ONCE))
     assert attempts == [1]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_result_that_was_refused_may_be_made_again_in_another_form(plain):
+    async def step(ctx: StepContext, state):
+        with pytest.raises(NotStorableError):
+            await ctx.once("client", threading.Lock)
+        return await ctx.once("client", lambda: "a lock")
+
+    def plain_step(ctx: SyncStepContext, state):
+        with pytest.raises(NotStorableError):
+            ctx.once("client", threading.Lock)
+        return ctx.once("client", lambda: "a lock")
+
+    assert await run(registry_of(plain_step if plain else step)) == "a lock"
 
 
 async def test_plain_functions_of_an_async_step_do_not_block_the_loop():

@@ -155,6 +155,27 @@ async def test_poison_would_be_blocked(registry: StepRegistry) -> None:
         assert (await plans(store, registry, max_crashes=6))["a"].action == "run-again"
 
 
+async def test_the_claim_of_what_a_dead_process_left_counts_as_one_more_crash(registry: StepRegistry) -> None:
+    async with MemoryCheckpointStore() as store:
+        await interrupted(store, registry)
+        await saved(store, "a", crashes=4, owner="gone")
+        found = (await plans(store, registry, max_crashes=5))["a"]
+        assert (await plans(store, registry, max_crashes=6))["a"].action == "run-again"
+        config = attrs.evolve(CONFIG, max_crashes=5, auto_resume=False)
+        async with Executor(registry, store=store, config=config) as executor:
+            report = await executor.auto_resume_all()
+    assert found.action == "block"
+    assert report.blocked == {"a": found.reason}
+
+
+async def test_a_wait_whose_time_is_over_is_none_any_more(registry: StepRegistry) -> None:
+    async with MemoryCheckpointStore() as store:
+        await interrupted(store, registry)
+        for due, action in ((None, "wait"), (1e12, "wait"), (1.0, "run-again")):
+            await saved(store, "a", state=ExecutionState.WAITING, signal="go", due=due)
+            assert (await plans(store, registry))["a"].action == action
+
+
 async def test_without_the_code_it_says_what_was_not_checked(registry: StepRegistry) -> None:
     async with MemoryCheckpointStore() as store:
         await interrupted(store, registry)

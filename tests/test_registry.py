@@ -154,6 +154,21 @@ def test_a_step_with_the_wrong_signature_is_refused(function):
         StepRegistry().step(function)
 
 
+@pytest.mark.parametrize(
+    ("function", "takes_context"),
+    [
+        (lambda ctx, state=None: state, True),
+        (lambda ctx=None, state=None: state, True),
+        (lambda ctx, state=None, more=1: state, True),
+        (lambda state, more=None: state, False),
+        (lambda state=None: state, False),
+    ],
+)
+def test_a_state_may_have_a_default(function, takes_context):
+    step = StepRegistry().register("name", function)
+    assert step.takes_context is takes_context
+
+
 @pytest.mark.parametrize("value", [5, None, "text"])
 def test_what_cannot_be_called_is_no_step(value):
     with pytest.raises(RegistrationError):
@@ -172,6 +187,7 @@ def test_a_lambda_needs_a_name():
     [
         ({"timeout": 0}, "timeout"),
         ({"timeout": -1}, "timeout"),
+        ({"timeout": 10**400}, "timeout"),
         ({"timeout": "5"}, "timeout"),
         ({"timeout": True}, "timeout"),
         ({"retry": 3}, "retry"),

@@ -106,6 +106,15 @@ async def test_when_the_attempts_are_used_up_it_fails_with_the_last_error(regist
         (RetryPolicy(max_attempts=1), ValueError("no"), 1),
         (RetryPolicy(max_attempts=2, initial=0), SystemExit(3), 2),
         (RetryPolicy(max_attempts=2, initial=0), ExceptionGroup("many", [ValueError("no")]), 2),
+        (STEADY, ExceptionGroup("many", [ValueError("no"), ExceptionGroup("more", [NonRetryable("no")])]), 1),
+        (
+            RetryPolicy(max_attempts=3, initial=0, give_up_on=OSError),
+            ExceptionGroup("many", [OSError(), KeyError()]),
+            1,
+        ),
+        (RetryPolicy(max_attempts=3, initial=0, retry_on=OSError), ExceptionGroup("many", [OSError()]), 3),
+        (RetryPolicy(max_attempts=3, initial=0, retry_on=OSError), ExceptionGroup("two", [OSError(), KeyError()]), 1),
+        (RetryPolicy(max_attempts=3, initial=0, retry_on=ExceptionGroup), ExceptionGroup("many", [KeyError()]), 3),
     ],
 )
 async def test_the_policy_says_what_is_tried_again(registry, store, clock, policy, error, attempts):
@@ -360,8 +369,21 @@ async def test_retry_can_bring_another_state_and_fail_again(registry, store):
         assert await run.result() == 3
 
 
+async def test_the_error_of_a_task_group_says_what_was_in_it(registry, store, clock):
+    async def work(state: Any) -> Any:
+        raise ExceptionGroup("many", [ValueError("first"), ExceptionGroup("more", [KeyError("second")])])
+
+    async with Executor(registry, store=store, clock=clock, config=CALM) as executor:
+        run = await executor.start([work])
+        with pytest.raises(
+            ExecutionFailedError, match=r"ExceptionGroup: many .*: ValueError: first; KeyError: 'second'"
+        ):
+            await run.result()
+
+
 def test_the_delays_grow_to_the_maximum_and_jitter_takes_up_to_half():
     assert [STEADY.delay(n) for n in range(1, 5)] == [10, 30, 50, 50]
     policy = RetryPolicy(initial=8.0, jitter=True)
     assert (policy.delay(1, 0.0), policy.delay(1, 1.0)) == (4.0, 8.0)
     assert RetryPolicy(maximum=1e9).delay(100_000) == 1e9
+    assert RetryPolicy(initial=0).delay(100_000) == 0

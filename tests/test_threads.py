@@ -587,3 +587,16 @@ async def test_the_last_capture_of_a_thread_survives_a_time_out(store):
 def test_a_pool_of_no_threads_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         StepThreads(0)
+
+
+async def test_a_plain_function_that_returns_a_coroutine_is_told_what_is_wrong():
+    """A decorator that is not async around a step that is."""
+
+    async def step(state: Any) -> Any:
+        return state
+
+    def decorated(state: Any) -> Any:
+        return step(state)
+
+    with pytest.raises(ExecutionFailedError, match="'decorated' is a plain function that returns a coroutine"):
+        await run(registry_of(decorated, retry=AT_ONCE))

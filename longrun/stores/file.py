@@ -16,7 +16,7 @@ from typing import TypeVar
 import attrs
 
 from longrun.clock import SYSTEM_CLOCK, Clock
-from longrun.errors import CorruptDataError, StoreUnavailableError
+from longrun.errors import CorruptDataError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.seal import Seal
 from longrun.stored import Boundary, Claim, Create, Loaded, Message, Owner, Query, Save, Send, Stored, Write
@@ -51,7 +51,10 @@ class FileBackend(StoreBackend):
     def __init__(
         self, directory: str | os.PathLike[str], *, clock: Clock = SYSTEM_CLOCK, disk: Disk | None = None
     ) -> None:
-        self._path = os.path.abspath(os.fspath(directory))
+        try:
+            self._path = os.path.abspath(os.fspath(directory))
+        except FileNotFoundError as error:
+            raise StoreSettingsError(KIND, "the working directory is gone; give an absolute path") from error
         self._clock = clock
         self._disk = disk or QueueDisk()
         self._parts: _Parts | None = None

@@ -130,9 +130,10 @@ class DatabaseFile:
     """One database file: `prepare` once, then `connect` as often as needed, then `close`."""
 
     def __init__(self, path: str | os.PathLike[str], timeout: float) -> None:
-        self.path = Path(
-            os.path.abspath(_checked_name(path))
-        )  # not resolve(): a symbolic link is refused, not followed
+        try:
+            self.path = Path(os.path.abspath(_checked_name(path)))  # not resolve(): a symbolic link is refused
+        except FileNotFoundError as error:
+            raise StoreSettingsError(KIND, "the working directory is gone; give an absolute path") from error
         self._name = str(self.path)
         self.timeout = _checked_timeout(timeout)
         self.lock: FileLock | None = None
