@@ -62,6 +62,7 @@ class SQLAlchemyTaskStore:
         _refuse_memory(self._engine)
         self._table = _define(table)
         self._ready = False
+        self._isolation: str | None = None
         self._making_ready = threading.Lock()
         self._lanes = threading.local()
 
@@ -218,8 +219,11 @@ class SQLAlchemyTaskStore:
 
         try:
             self._make_ready()
-            with self._engine.begin() as connection:
-                return work(connection)
+            with self._engine.connect() as connection:
+                if self._isolation is not None:
+                    connection.execution_options(isolation_level=self._isolation)
+                with connection.begin():
+                    return work(connection)
         except IntegrityError:
             raise
         except SQLAlchemyError as error:
@@ -235,6 +239,7 @@ class SQLAlchemyTaskStore:
             with contextlib.suppress(SQLAlchemyError):  # another process was quicker, or the next line finds it out
                 self._table.create(self._engine, checkfirst=True)
             _check_columns(self._engine, self._table)
+            self._isolation = _needed_isolation(self._engine)
             self._ready = True
 
     # plumbing
@@ -251,6 +256,7 @@ class SQLAlchemyTaskStore:
             return [
                 TaskRecord(id, status, progress, bytes(data), dict(metadata))
                 for id, status, progress, data, metadata in connection.execute(statement)
+                if data is not None and isinstance(metadata, Mapping)  # else it is a task of somebody else
             ]
 
         return await self._thread(lambda: self._transaction(read))
@@ -338,6 +344,23 @@ def _define(name: str) -> Table:
         Column("created_at", DateTime(timezone=True), nullable=False),
         Column("updated_at", DateTime(timezone=True), nullable=False),
     )
+
+
+def _needed_isolation(engine: Engine) -> str | None:
+    """What connections are to be set to because those of the application's engine commit each statement by themselves
+    (AUTOCOMMIT): what is written together must be taken back together. None if they have transactions."""
+    with engine.connect() as connection:
+        own = _commits_by_itself(connection.connection.dbapi_connection)
+        return str(connection.default_isolation_level) if own else None
+
+
+def _commits_by_itself(connection: Any) -> bool:
+    """By what drivers call it: most have an attribute, some a method, and sqlite3 no isolation level then."""
+    setting = getattr(connection, "autocommit", None)
+    if isinstance(setting, bool):
+        return setting
+    ask = getattr(connection, "get_autocommit", None)
+    return bool(ask()) if callable(ask) else getattr(connection, "isolation_level", "") is None
 
 
 def _check_columns(engine: Engine, table: Table) -> None:

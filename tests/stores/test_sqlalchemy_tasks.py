@@ -101,6 +101,18 @@ async def test_the_six_methods(engine: sqlalchemy.Engine) -> None:
     assert await tasks.list_tasks() == [again]
 
 
+async def test_a_task_that_somebody_else_keeps_otherwise_is_left_alone(engine: sqlalchemy.Engine) -> None:
+    tasks = SQLAlchemyTaskStore(engine)
+    await tasks.save_task(record())
+    with engine.begin() as connection:
+        columns = "id, status, progress, data, metadata, revision, created_at, updated_at"
+        odd = f"INSERT INTO longrun_tasks ({columns}) SELECT 'odd', {columns[4:]} FROM longrun_tasks"
+        connection.execute(sqlalchemy.text(odd))
+        connection.execute(sqlalchemy.text("UPDATE longrun_tasks SET metadata = '[]' WHERE id = 'odd'"))
+    assert await tasks.list_tasks() == [record()]
+    assert await tasks.get_task("odd") is None
+
+
 async def test_created_at_is_kept(engine: sqlalchemy.Engine) -> None:
     """And `updated_at` moves, whichever method wrote."""
     tasks = SQLAlchemyTaskStore(engine)
@@ -133,10 +145,14 @@ async def test_replacing_compares_the_revision(engine: sqlalchemy.Engine) -> Non
     assert await tasks.delete_task("a", expected_revision=2) is True
 
 
+@pytest.mark.parametrize("autocommit", [False, True])
 @pytest.mark.parametrize("stale", ["stale-insert", "stale-update"])
-async def test_of_many_at_once_each_is_answered_for_itself(engine: sqlalchemy.Engine, stale: str) -> None:
-    """They share transactions; one that does not fit does not take the others down with it, nor is it taken along."""
-    tasks = SQLAlchemyTaskStore(engine)
+async def test_of_many_at_once_each_is_answered_for_itself(
+    engine: sqlalchemy.Engine, stale: str, autocommit: bool
+) -> None:
+    """They share transactions; one that does not fit does not take the others down with it, nor is it taken along. Nor
+    does an engine of the application's that has no transactions."""
+    tasks = SQLAlchemyTaskStore(engine.execution_options(isolation_level="AUTOCOMMIT") if autocommit else engine)
     answers: dict[str, bool] = {}
 
     async def replace(id: str, expected: int | None) -> None:
