@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import click
 
@@ -140,6 +140,18 @@ def parse_moment(text: str) -> datetime:
         return datetime.fromisoformat(text).astimezone()
 
 
+def parse_json(text: str | bytes, option: str | None = None) -> Any:
+    """The value of a JSON text; `ValueError` if it is none, a wrong call if it is nested too deeply to be read."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise click.BadParameter("the JSON is nested too deeply", param_hint=option) from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"there is no {name}")
+
+
 # --- colours, glyphs and columns --------------------------------------------------------------------------------------
 
 
@@ -159,8 +171,18 @@ def out(text: str = "") -> None:
 
 
 def say(text: str = "") -> None:
-    """A line about what happens, on standard error."""
-    click.echo(text, err=True, color=coloured(sys.stderr))
+    """A line about what happens, on standard error. What happens does not depend on whether anybody can be told."""
+    try:
+        click.echo(text, err=True, color=coloured(sys.stderr))
+    except OSError:
+        close(sys.stderr)
+
+
+def close(stream: IO[Any]) -> None:
+    """Let what is written to a stream that takes nothing more be lost, at exit too."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def state_text(state: str) -> str:
