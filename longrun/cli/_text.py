@@ -31,12 +31,11 @@ STATUS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)?")
-_USERINFO = re.compile(r"([a-z][a-z0-9+.-]*://)([^/@\s:]*):(\S*)@", re.IGNORECASE)
-_SECRET_FIELD = re.compile(r"\b(password|passwd|pwd|secret|token|key)=([^&;\s]+)", re.IGNORECASE)
+_USERINFO = re.compile(r"([a-z][a-z0-9+.-]{0,30}://)([^/@\s:]*):(\S*)@", re.IGNORECASE)
+_SECRET = r"(?:\w*(?:password|passwd|pwd|secret|token)|key)"
+_SECRET_FIELD = re.compile(rf"\b({_SECRET})=([^&;\s]+)", re.IGNORECASE)
 _ENCODED_USERINFO = re.compile(r"(%3A(?:%2F|/){2}(?:(?!%2F|%3A|%40)[^/:@&\s])*(?:%3A|:))[^&\s]*(%40|@)", re.IGNORECASE)
-_ENCODED_FIELD = re.compile(
-    r"((?:%26|%3F|[&?])(?:password|passwd|pwd|secret|token|key)(?:%3D|=))(?:(?!%26|%3B)[^&;\s])+", re.IGNORECASE
-)
+_ENCODED_FIELD = re.compile(rf"((?:%26|%3F|[&?]){_SECRET}(?:%3D|=))(?:(?!%26|%3B)[^&;\s])+", re.IGNORECASE)
 """The same in a URL that stands percent-encoded in another one."""
 
 
