@@ -258,9 +258,10 @@ def cli_page() -> str:
 
 
 def command_parts(path: str, command: Any) -> Iterator[str]:
-    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    import click
+
     options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
-    usage = " ".join([path, *(["[OPTIONS]"] if options else []), *map(argument_text, arguments)])
+    usage = " ".join([path, *command.collect_usage_pieces(click.Context(command))])
     yield f"{'##' if path.count(' ') == 1 else '###'} `{path}`"
     yield f"```text\n{usage}\n```"
     yield inspect.cleandoc(command.help or "").replace("<", "&lt;")
@@ -269,11 +270,6 @@ def command_parts(path: str, command: Any) -> Iterator[str]:
         yield "\n".join(["| option | |", "|---|---|", *rows])
     for name, inner in getattr(command, "commands", {}).items():
         yield from command_parts(f"{path} {name}", inner)
-
-
-def argument_text(one: Any) -> str:
-    name = (one.metavar or one.name.upper()).strip("[]") + ("..." if one.nargs == -1 else "")
-    return name if one.required else f"[{name}]"
 
 
 def option_text(one: Any) -> str:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
+import importlib.util
 import os
 import re
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from longrun.cli._settings import settings
-from longrun.cli._text import clean
+from longrun.cli._settings import here, settings
+from longrun.cli._text import clean, parse_json
 
 if TYPE_CHECKING:
     from longrun.client import Client
@@ -66,6 +68,7 @@ def make_store(text: str | None, *, create: bool = False) -> CheckpointStore:
     """The store that a flag or the settings name: by URL, or as `module:attribute` of one (or of what makes one).
 
     Unless `create`, a store on disk must be there already: looking must not leave an empty one behind."""
+    from longrun.errors import LongrunError
     from longrun.stores import open_store
     from longrun.stores.store import CheckpointStore
 
@@ -73,7 +76,8 @@ def make_store(text: str | None, *, create: bool = False) -> CheckpointStore:
     scheme = text.partition(":")[0]
     if scheme not in SCHEMES and _OBJECT.fullmatch(text):
         found = load_object(text)
-        found = found() if callable(found) else found
+        if callable(found):
+            found = _call(f"{text!r} makes no store", found, (LongrunError,))
         if not isinstance(found, CheckpointStore):
             raise click.UsageError(f"{clean(text)} is no CheckpointStore, nor does it return one")
         return found
@@ -140,31 +144,76 @@ def load_object(text: str, default: str | None = None) -> Any:
     if found is None:
         raise click.UsageError(f"{clean(text, limit=80)!r} is no module:name, e.g. app:registry")
     module, name = found["module"], found["name"]
-    folder = Path.cwd()
-    if module.endswith(".py"):
-        path = Path(module).absolute()
-        folder, module = path.parent, path.stem
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    try:
-        value: Any = importlib.import_module(module)
-    except Exception as error:
-        raise click.UsageError(_import_failed(module, error)) from error
+    value: Any = _call(f"cannot import {module!r}", lambda: _module(module))
     for part in name.split("."):
-        if not hasattr(value, part):
+        value = _call(f"cannot read {name!r} of {module!r}", partial(getattr, value, part, _MISSING))
+        if value is _MISSING:
             raise click.UsageError(f"module {module!r} has no {name!r}")
-        value = getattr(value, part)
     return value
 
 
-def _import_failed(module: str, error: Exception) -> str:
+_MISSING = object()
+
+
+def _module(name: str) -> ModuleType:
+    if name.endswith(".py"):
+        return _file_module(Path(name).absolute())
+    if (folder := here()) is not None:
+        _let_import_from(folder)
+    return importlib.import_module(name)
+
+
+def _file_module(path: Path) -> ModuleType:
+    """By its name if that leads to the file: whoever imports it gets the same module. Else by its path."""
+    taken = path.stem in sys.stdlib_module_names
+    _let_import_from(path.parent, last=taken)
+    if not taken and _origin(path.stem) == str(path):
+        return importlib.import_module(path.stem)
+    name = str(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if name in sys.modules or spec is None or spec.loader is None:
+        return importlib.import_module(name)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _let_import_from(folder: Path, *, last: bool = False) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(len(sys.path) if last else 0, str(folder))
+
+
+def _origin(name: str) -> str | None:
+    """The file that an import of this name would give, or has given."""
+    try:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    except ValueError:  # a module without a spec: a program that runs as `__main__`
+        return None
+    return None if spec is None else spec.origin
+
+
+def _call(doing: str, function: Callable[[], T], expected: tuple[type[Exception], ...] = ()) -> T:
+    """Let code of the application run: what breaks there is said in one line, and it cannot end this program."""
+    try:
+        return function()
+    except expected:
+        raise
+    except (Exception, SystemExit) as error:
+        raise click.UsageError(_broken(doing, error)) from error
+
+
+def _broken(doing: str, error: BaseException) -> str:
     """What broke, and in which line of the user's code."""
     if os.environ.get("LONGRUN_DEBUG"):
         return "".join(traceback.format_exception(error))
     frames = [one for one in traceback.extract_tb(error.__traceback__) if "importlib" not in one.filename]
     frames = [one for one in frames if one.filename != __file__]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"cannot import {module!r}: {type(error).__name__}: {clean(error, limit=300)}{where}"
+    return f"{doing}: {type(error).__name__}: {clean(error, limit=300)}{where}"
 
 
 def load_registry(text: str | None) -> StepRegistry:
@@ -192,7 +241,7 @@ def json_argument(text: str, option: str) -> bytes:
     else:
         data = text.encode("utf-8", "surrogateescape")
     try:
-        json.loads(data)
+        parse_json(data, option)
     except ValueError as error:
         raise click.UsageError(f"{option} is no JSON: {clean(error, limit=200)}") from None
     return data

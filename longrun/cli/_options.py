@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import datetime
 from functools import reduce
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from longrun.cli._text import STATES, parse_duration, parse_moment
+from longrun.cli._text import STATES, parse_duration, parse_json, parse_moment
 
 if TYPE_CHECKING:
     from longrun.stored import Query
@@ -50,21 +51,29 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic for type c
             self.fail("give a duration: 90s, 15m, 2h, 30d, 4w", param, ctx)
 
 
+class FiniteRange(click.FloatRange):
+    """Neither nan, which is in every range, nor infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not finite", param, ctx)
+        return number
+
+
 class Pair(click.ParamType):  # type: ignore[type-arg]  # generic for type checkers alone
     """KEY=VALUE; a value that is JSON counts as such, anything else as a string."""
 
     name = "key=value"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        import json
-
         if isinstance(value, tuple):
             return value
         key, equals, text = value.partition("=")
         if not equals or not key:
             self.fail("give a key, an equals sign and a value", param, ctx)
         try:
-            return key, json.loads(text)
+            return key, parse_json(text)
         except ValueError:
             return key, text
 

@@ -56,7 +56,7 @@ CONFIG = (
 class Settings:
     """What environment and file say, read once an invocation."""
 
-    def __init__(self, environment: Mapping[str, str], directory: Path) -> None:
+    def __init__(self, environment: Mapping[str, str], directory: Path | None) -> None:
         self._environment = environment
         self.path, self._file = _nearest(directory)
 
@@ -94,27 +94,36 @@ def settings() -> Settings:
     """Those of this invocation."""
     context = click.get_current_context().find_root()
     if not isinstance(context.obj, Settings):
-        context.obj = Settings(os.environ, Path.cwd())
+        context.obj = Settings(os.environ, here())
     return context.obj
 
 
-def _nearest(directory: Path) -> tuple[Path | None, dict[str, Any]]:
-    for folder in (directory, *directory.parents):
+def here() -> Path | None:
+    """The working directory; None if it has been removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
+def _nearest(directory: Path | None) -> tuple[Path | None, dict[str, Any]]:
+    for folder in () if directory is None else (directory, *directory.parents):
         own = folder / "longrun.toml"
         if own.is_file():
             return own, _checked(own, _read(own))
         project = folder / "pyproject.toml"
         if project.is_file():
-            tool = _read(project).get("tool", {}).get("longrun")
-            if isinstance(tool, dict):
-                return project, _checked(project, tool)
+            tool = _read(project).get("tool")
+            found = tool.get("longrun") if isinstance(tool, dict) else None
+            if isinstance(found, dict):
+                return project, _checked(project, found)
     return None, {}
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise click.UsageError(f"{clean(path)} cannot be read: {clean(error, limit=200)}") from None
 
 

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import click
 
@@ -31,12 +31,11 @@ STATUS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)?")
-_USERINFO = re.compile(r"([a-z][a-z0-9+.-]*://)([^/@\s:]*):(\S*)@", re.IGNORECASE)
-_SECRET_FIELD = re.compile(r"\b(password|passwd|pwd|secret|token|key)=([^&;\s]+)", re.IGNORECASE)
+_USERINFO = re.compile(r"([a-z][a-z0-9+.-]{0,30}://)([^/@\s:]*):(\S*)@", re.IGNORECASE)
+_SECRET = r"(?:\w*(?:password|passwd|pwd|secret|token)|key)"
+_SECRET_FIELD = re.compile(rf"\b({_SECRET})=([^&;\s]+)", re.IGNORECASE)
 _ENCODED_USERINFO = re.compile(r"(%3A(?:%2F|/){2}(?:(?!%2F|%3A|%40)[^/:@&\s])*(?:%3A|:))[^&\s]*(%40|@)", re.IGNORECASE)
-_ENCODED_FIELD = re.compile(
-    r"((?:%26|%3F|[&?])(?:password|passwd|pwd|secret|token|key)(?:%3D|=))(?:(?!%26|%3B)[^&;\s])+", re.IGNORECASE
-)
+_ENCODED_FIELD = re.compile(rf"((?:%26|%3F|[&?]){_SECRET}(?:%3D|=))(?:(?!%26|%3B)[^&;\s])+", re.IGNORECASE)
 """The same in a URL that stands percent-encoded in another one."""
 
 
@@ -140,6 +139,18 @@ def parse_moment(text: str) -> datetime:
         return datetime.fromisoformat(text).astimezone()
 
 
+def parse_json(text: str | bytes, option: str | None = None) -> Any:
+    """The value of a JSON text; `ValueError` if it is none, a wrong call if it is nested too deeply to be read."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise click.BadParameter("the JSON is nested too deeply", param_hint=option) from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"there is no {name}")
+
+
 # --- colours, glyphs and columns --------------------------------------------------------------------------------------
 
 
@@ -159,8 +170,18 @@ def out(text: str = "") -> None:
 
 
 def say(text: str = "") -> None:
-    """A line about what happens, on standard error."""
-    click.echo(text, err=True, color=coloured(sys.stderr))
+    """A line about what happens, on standard error. What happens does not depend on whether anybody can be told."""
+    try:
+        click.echo(text, err=True, color=coloured(sys.stderr))
+    except OSError:
+        close(sys.stderr)
+
+
+def close(stream: IO[Any]) -> None:
+    """Let what is written to a stream that takes nothing more be lost, at exit too."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def state_text(state: str) -> str:

@@ -40,6 +40,7 @@ COMMANDS = {
     "completion": ("completion", "The completion script for bash, zsh or fish."),
 }
 """Every command, the module that has it, and one line about it."""
+UNWRITTEN = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class LazyGroup(click.Group):
@@ -75,6 +76,7 @@ class LazyGroup(click.Group):
         """Run a command, and end the program with its exit code. Every error is turned into one here."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        _open_what_is_closed()
         _let_any_character_pass()
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
@@ -85,9 +87,9 @@ class LazyGroup(click.Group):
         except click.Abort:
             code = 130
         except OSError as error:
-            if error.errno != errno.EPIPE:
+            if error.errno not in UNWRITTEN:
                 raise
-            code = _reader_left()
+            code = _unwritten(error)
         except Exception as error:
             from longrun.cli._errors import report
 
@@ -107,6 +109,16 @@ def _show(error: click.ClickException) -> int:
     return error.exit_code
 
 
+def _open_what_is_closed() -> None:
+    """A stream that was closed for us (`>&-`) leads nowhere: no other file may get its number, and writing is no error.
+
+    The lowest number that is free is taken, so each gets its own."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
 def _let_any_character_pass() -> None:
     """A terminal that cannot show a glyph gets its number: no command fails for that."""
     for stream in (sys.stdout, sys.stderr):
@@ -114,9 +126,13 @@ def _let_any_character_pass() -> None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-def _reader_left() -> int:
-    """Whoever read our output has gone (`longrun list | head`): nothing more may be written, at exit either."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _unwritten(error: OSError) -> int:
+    """Our output finds no place, or whoever read it has gone (`longrun list | head`), which needs no word."""
+    from longrun.cli._text import close, say
+
+    close(sys.stdout)
+    if error.errno != errno.EPIPE:
+        say(f"longrun: cannot write: {error.strerror}")
     return 1
 
 

@@ -77,7 +77,8 @@ async def _fork(
 async def _before(client: Client, id: str, step: str) -> int:
     """The number of the newest kept checkpoint at which a step comes next."""
     steps = (await client.get(id)).step_names
-    wanted = {int(step) - 1} if step.isdecimal() else {n for n, name in enumerate(steps) if name == step}
+    is_number = step.isdecimal() and len(step) < 16
+    wanted = {int(step) - 1} if is_number else {n for n, name in enumerate(steps) if name == step}
     kept = [one for one in await client.history(id) if one.step in wanted]
     if not kept:
         raise click.UsageError(f"no kept checkpoint stands before step {clean(step)!r}; `longrun show {id}` lists them")

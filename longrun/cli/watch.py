@@ -15,7 +15,7 @@ from longrun import schema
 from longrun.cli import _summaries as rows
 from longrun.cli._bars import bar
 from longrun.cli._connect import go, make_store, reading
-from longrun.cli._options import filters, json_option, query_of, store_option
+from longrun.cli._options import FiniteRange, filters, json_option, query_of, store_option
 from longrun.cli._text import STATES, clean, coloured, duration, json_text, moment, out, rate
 from longrun.records import FINISHED, ExecutionState
 
@@ -32,9 +32,7 @@ ACTIVE = frozenset(State) - FINISHED
 
 @click.command("watch")
 @filters
-@click.option(
-    "--interval", type=click.FloatRange(0.2), default=1.0, show_default=True, help="Seconds between two looks."
-)
+@click.option("--interval", type=FiniteRange(0.2), default=1.0, show_default=True, help="Seconds between two looks.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=30, show_default=True, help="How many at most.")
 @click.option("--once", is_flag=True, help="Look once.")
 @store_option

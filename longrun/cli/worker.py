@@ -84,8 +84,9 @@ def _telemetry(port: int | None, host: str, otel: bool) -> Iterator[list[Observe
             chosen.append(metrics)
             try:
                 server = stack.enter_context(metrics.serve(port, host))
-            except OSError as error:
-                raise click.UsageError(f"metrics cannot be served on {clean(host)}:{port}: {error.strerror}") from None
+            except (OSError, OverflowError, UnicodeError) as error:
+                problem = clean(getattr(error, "strerror", None) or error, limit=200)
+                raise click.UsageError(f"metrics cannot be served on {clean(host)}:{port}: {problem}") from None
             say(f"metrics on {server.url}")
         yield chosen
 

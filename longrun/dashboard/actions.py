@@ -6,7 +6,6 @@ a dashboard that is only looked at is no owner of anything.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,10 +13,11 @@ import anyio
 from attrs import frozen
 from starlette.datastructures import QueryParams
 
+from longrun import codec
 from longrun.client import Client
 from longrun.dashboard.listing import Filters, Listing
 from longrun.desk import UNCHANGED
-from longrun.errors import ConfigError, LongrunError
+from longrun.errors import CodecError, ConfigError, LongrunError
 from longrun.records import check_id
 from longrun.stores.store import CheckpointStore
 
@@ -36,8 +36,8 @@ def body_of(data: bytes) -> dict[str, Any]:
     if not data:
         return {}
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
+        value = codec.loads(data, "body")
+    except CodecError:
         raise ConfigError("body", "…", "give a JSON object") from None
     if not isinstance(value, dict):
         raise ConfigError("body", type(value).__name__, "give a JSON object")

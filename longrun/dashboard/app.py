@@ -48,6 +48,7 @@ from longrun.stores.store import CheckpointStore
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+ASSETS = frozenset(path.name for path in STATIC.iterdir() if path.suffix in TYPES)
 SUGGESTIONS = 300
 NEWS = 200
 """How many new rows one event carries; more are folded."""
@@ -132,7 +133,7 @@ class DashboardApp:
             "/api/executions": self._executions,
             "/api/executions/{id}": self._execution,
             "/api/executions/{id}/timeline": self._timeline,
-            "/api/executions/{id}/checkpoints/{seq:int}": self._checkpoint,
+            "/api/executions/{id}/checkpoints/{seq}": self._checkpoint,
             "/api/executions/{id}/diff": self._diff,
             "/api/workers": self._workers,
             "/api/charts": self._chart,
@@ -162,9 +163,10 @@ class DashboardApp:
         return FileResponse(STATIC / "index.html", media_type="text/html")
 
     async def _asset(self, request: Request) -> Response:
-        path = STATIC / request.path_params["name"]
-        if path.parent != STATIC or path.suffix not in TYPES or not path.is_file():
+        name = request.path_params["name"]
+        if name not in ASSETS:
             raise HTTPException(404)
+        path = STATIC / name
         return FileResponse(path, media_type=TYPES[path.suffix], headers={"cache-control": "no-cache"})
 
     # looking
@@ -202,7 +204,8 @@ class DashboardApp:
         return self._dated(await self._details.rows(request.path_params["id"], after, before))
 
     async def _checkpoint(self, request: Request) -> Response:
-        return self._dated(await self._details.checkpoint(request.path_params["id"], request.path_params["seq"]))
+        seq = whole(request.path_params, "seq", 0, 0, NUMBER)
+        return self._dated(await self._details.checkpoint(request.path_params["id"], seq))
 
     async def _diff(self, request: Request) -> Response:
         given = request.query_params

@@ -105,8 +105,8 @@ def _number(given: QueryParams, name: str) -> float | None:
     return value
 
 
-def whole(given: QueryParams, name: str, default: int, minimum: int, maximum: int) -> int:
-    """A whole number from a query, between its bounds."""
+def whole(given: Mapping[str, str], name: str, default: int, minimum: int, maximum: int) -> int:
+    """A whole number from a query or a path, between its bounds."""
     text = given.get(name)
     if not text:
         return default

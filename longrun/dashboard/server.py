@@ -70,17 +70,19 @@ async def _serve(app: DashboardApp, listener: socket.socket) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
+        if not 0 <= port <= 65535:  # the resolver would take what is left of it
+            raise OverflowError("a port is 0 to 65535")
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(place)
             listener.listen(128)  # before the address is shown, so that it can be opened at once
-        except OSError:
+        except BaseException:
             listener.close()
             raise
-    except OSError as error:
-        problem = f"{error.strerror or error}; choose another --port, or 0 for any that is free"
+    except (OSError, OverflowError, UnicodeError) as error:
+        problem = f"{getattr(error, 'strerror', None) or error}; choose another --port, or 0 for any that is free"
         raise ConfigError("port", f"{host}:{port}", problem) from error
     return listener
 

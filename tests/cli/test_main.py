@@ -18,7 +18,7 @@ from longrun import errors
 from longrun.cli import _errors, main
 from longrun.cli._connect import load_object
 from longrun.cli.main import COMMANDS
-from tests.cli.conftest import APP, call, environment, finished, prepare
+from tests.cli.conftest import APP, call, environment, finished, prepare, read, shown
 
 
 def test_help_names_every_command_without_loading_any() -> None:
@@ -136,6 +136,9 @@ def test_options_that_mean_nothing_are_2(file_url: str) -> None:
         (["list", "--meta", "customer"], "an equals sign"),
         (["list", "--meta", "=ACME"], "an equals sign"),
         (["fork", "a", "--checkpoint", "1", "--from", "report"], "not both"),
+        (["fork", "a", "--from", "9" * 5000], "no kept checkpoint stands before"),
+        (["watch", "--interval", "nan"], "nan is not finite"),
+        (["watch", "--interval", "inf"], "inf is not finite"),
         (["list", "--loop", "x"], "No such option"),
     ):
         assert said in call(*words, "--store", file_url, code=2).stderr
@@ -164,6 +167,42 @@ def test_metrics_on_a_port_that_is_taken_are_2(file_url: str) -> None:
         port = taken.getsockname()[1]
         said = call("worker", APP, "--store", file_url, "--metrics-port", str(port), code=2).stderr
     assert f"metrics cannot be served on 127.0.0.1:{port}: Address already in use" in said
+
+
+def test_metrics_on_a_port_or_host_that_cannot_be_are_2(file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGRUN_METRICS_PORT", "999999")
+    assert "127.0.0.1:999999: bind(): port must be" in call("worker", APP, "--store", file_url, code=2).stderr
+    monkeypatch.setenv("LONGRUN_METRICS_PORT", "0")
+    monkeypatch.setenv("LONGRUN_METRICS_HOST", "a" * 300)
+    assert "label too long" in call("worker", APP, "--store", file_url, code=2).stderr
+
+
+DEEP = "[" * 60_000 + "]" * 60_000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", APP, "site", "--state", DEEP],
+        ["run", APP, "site", "--meta", f"key={DEEP}"],
+        ["list", "--meta", f"key={DEEP}"],
+        ["signal", "a", "go", "--payload", DEEP],
+        ["resume", "a", "--set-state", DEEP],
+        ["retry", "a", "--set-state", DEEP],
+        ["fork", "a", "--set-state", DEEP],
+    ],
+    ids=lambda words: f"{words[0]} {words[-2]}",
+)
+def test_json_that_is_too_deep_to_be_read_is_2(file_url: str, words: list[str]) -> None:
+    assert "the JSON is nested too deeply" in call(*words, "--store", file_url, code=2).stderr
+
+
+def test_what_is_no_number_of_json_is_none(file_url: str) -> None:
+    """As metadata it is a word, like everything that is no JSON."""
+    call("run", APP, "site", "--state", '{"pages": 1}', "--meta", "ratio=NaN", "--store", file_url)
+    assert read("list", "--meta", "ratio=NaN", "--store", file_url)["executions"][0]["metadata"] == {"ratio": "NaN"}
+    words = ["run", APP, "site", "--state", '{"pages": NaN}', "--store", file_url]
+    assert "--state is no JSON: there is no NaN" in call(*words, code=2).stderr
 
 
 def test_a_developer_is_shown_where_it_broke(
@@ -231,6 +270,100 @@ def test_an_application_that_does_not_import_is_said_in_one_line(tmp_path: Path)
     assert "not a StepRegistry" in call("run", "tests.cli.sample_app:HOSTILE", "x", code=2).stderr
     assert "which workflow?" in call("run", APP, code=2).stderr
     assert "no workflow named 'x'" in call("run", APP, "x", code=2).stderr
+
+
+@pytest.mark.parametrize("code", ["0", "", "'bye'"])
+def test_an_application_that_ends_the_program_does_not_end_ours(
+    file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    prepare(file_url)
+    (tmp_path / "exiting_app.py").write_text(f"import sys\n\nsys.exit({code})\n")
+    monkeypatch.setenv("LONGRUN_STORE", file_url)
+    for words in (["plan", "--app"], ["worker"], ["run"], ["list", "--store"]):
+        said = call(*words, "exiting_app:registry", code=2).stderr
+        assert "cannot import 'exiting_app': SystemExit" in said
+        assert "exiting_app.py, line 3" in said
+
+
+def test_what_breaks_in_an_application_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "breaking_places.py").write_text(
+        "import sys\nfrom longrun import StoreUnavailableError\n"
+        "def store():\n    raise RuntimeError('redis://me:s3cret@host is away')\n"
+        "def ends():\n    sys.exit(0)\n"
+        "def away():\n    raise StoreUnavailableError('redis', 'it is away')\n"
+        "class Lazy:\n    @property\n    def registry(self):\n        raise ValueError('not yet')\n"
+        "lazy = Lazy()\n"
+    )
+    said = call("list", "--store", "breaking_places:store", code=2).stderr
+    assert "'breaking_places:store' makes no store: RuntimeError: redis://me:***@host is away" in said
+    assert "breaking_places.py, line 4)" in said
+    assert "makes no store: SystemExit: 0" in call("list", "--store", "breaking_places:ends", code=2).stderr
+    assert "it is away" in call("list", "--store", "breaking_places:away", code=5).stderr
+    said = call("run", "breaking_places:lazy.registry", "x", code=2).stderr
+    assert "cannot read 'lazy.registry' of 'breaking_places': ValueError: not yet" in said
+
+
+@pytest.mark.parametrize("name", ["types.py", "app.v2.py", "click.py", "__main__.py"])
+def test_a_file_is_the_application_whatever_its_name_means_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / name).write_text("mine = []\n")
+    known = sys.modules.get(name.removesuffix(".py"))
+    assert load_object(f"files/{name}:mine") == []
+    assert load_object(f"files/{name}:mine") is load_object(f"{tmp_path}/files/{name}:mine"), "it is imported once"
+    assert sys.modules.get(name.removesuffix(".py")) is known
+
+
+def test_a_file_that_others_import_by_its_name_is_the_same_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "imported_by_name.py").write_text("mine = []\n")
+    mine = load_object("imported_by_name.py:mine")
+    assert mine is sys.modules["imported_by_name"].mine
+    with pytest.raises(click.UsageError, match="No such file"):
+        load_object("nowhere_at_all.py:mine")
+    (tmp_path / "breaks.v2.py").write_text("1 / 0\n")
+    for _ in range(2):
+        with pytest.raises(click.UsageError, match="ZeroDivisionError"):
+            load_object("breaks.v2.py:mine")
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -m longrun {command}"
+    return subprocess.run(
+        ["bash", "-c", command], check=False, env=environment(), capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_run_does_not_depend_on_somebody_who_reads(file_url: str, closed: str) -> None:
+    done = shell(f"run {APP} site --id a --state '{{\"pages\": 1}}' --store {file_url} {closed}")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert '"pages": 1' in done.stdout or ">&-" in closed.split()
+    assert shown(file_url, "a")["execution"]["state"] == "completed"
+
+
+def test_output_that_finds_no_place_is_said_and_1(file_url: str) -> None:
+    prepare(file_url, finished("site", {}, "a"))
+    done = shell(f"show a --store {file_url} > /dev/full")
+    assert (done.returncode, done.stderr) == (1, "longrun: cannot write: No space left on device\n")
+    done = shell(f"show nope --store {file_url} 2> /dev/full")
+    assert done.returncode == 3, "nobody can be told, but the code says it"
+
+
+def test_a_working_directory_that_is_gone_is_not_needed(
+    file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(file_url, finished("site", {}, "a"))
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "a" in call("list", "--store", file_url).stdout
+    assert "1 execution" in call("plan", "a", "--app", APP, "--store", file_url).stderr
+    assert "cannot import 'app.py'" in call("run", "app.py:registry", "--store", file_url, code=2).stderr
 
 
 def test_a_reader_that_leaves_early_is_no_error(file_url: str) -> None:

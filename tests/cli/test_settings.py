@@ -56,6 +56,21 @@ def test_what_a_file_cannot_mean_is_an_error_that_names_the_file(tmp_path: Path,
     call("list", code=2)
 
 
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000 + "]" * 5000, "concurrency = " + "9" * 5000])
+def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "longrun.toml").write_text(text)
+    with pytest.raises(click.UsageError, match=r"longrun\.toml cannot be read"):
+        Settings({}, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["tool = 'x'\n", "tool = []\n", "[tool]\nlongrun = 1\n"])
+def test_a_pyproject_that_has_no_table_of_ours_is_passed_by(tmp_path: Path, text: str) -> None:
+    (tmp_path / "longrun.toml").write_text('store = "file:here"\n')
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "pyproject.toml").write_text(text)
+    assert Settings({}, tmp_path / "inner").store() == f"file:{tmp_path / 'here'}"
+
+
 def test_a_number_in_the_environment_must_be_one(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match="LONGRUN_LEASE_TTL"):
         Settings({"LONGRUN_LEASE_TTL": "long"}, tmp_path).config()

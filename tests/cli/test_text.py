@@ -93,6 +93,10 @@ def test_what_is_no_duration_is_refused(given: str) -> None:
         "replicated:?primary=postgresql%3A%2F%2Fme%3As3cret%40host%2Fdb&secondary=redis%3a%2f%2f%3as3c%2540ret%40host",
         "replicated:?primary=file:a&secondary=postgresql%3A//me%3As3cret%40host/db",
         "replicated:?primary=postgresql%3A%2F%2Fhost%2Fdb%3Fuser%3Dme%26password%3Ds3cret%26x%3D1&secondary=file:a",
+        "postgresql://me@host/db?sslmode=require&sslpassword=s3cret",
+        "rediss://host/0?ssl_password=s3cret&ssl_keyfile_password=s3cret",
+        "replicated:?primary=postgresql%3A%2F%2Fhost%2Fdb%3Fa%3D1%26sslpassword%3Ds3cret&secondary=file:b",
+        "replicated:?primary=rediss%3A%2F%2Fhost%3Fssl_password%3Ds3cret&secondary=file:b",
     ],
 )
 def test_passwords_are_hidden(given: str) -> None:
@@ -106,6 +110,7 @@ def test_passwords_are_hidden(given: str) -> None:
         "replicated:?primary=postgresql%3A%2F%2Fhost%2Fdb&secondary=redis%3A%2F%2Fhost%3A6379%2F0&mode=async",
         "postgresql://me@host/db",
         "file:/srv/a%40b",
+        pytest.param("a" * 100_000, id="long"),
     ],
 )
 def test_what_has_no_password_is_shown_as_it_is(given: str) -> None:

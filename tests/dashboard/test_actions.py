@@ -125,7 +125,10 @@ async def test_what_the_state_forbids_is_a_conflict(browser: Browser, store: Che
     assert (await browser.post("/api/executions/one/explode")).status == 404
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b"1", b"[" * 100_000, b'{"name": 5}', b'{"name": ""}'])
+NAN = b'{"name": "go", "payload": NaN}'
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"1", b"[" * 100_000, b'{"name": 5}', b'{"name": ""}', NAN])
 async def test_a_body_that_will_not_do_is_refused(browser: Browser, store: CheckpointStore, body: bytes) -> None:
     await store.create(created("one", state="waiting"))
     answer = await browser.ask("POST", "/api/executions/one/signal", body=body, headers={"x-longrun": "1"})
@@ -182,6 +185,6 @@ async def test_looking_makes_no_owner(app: DashboardApp, browser: Browser, store
 def test_a_request_carries_an_object_or_nothing() -> None:
     assert body_of(b"") == {}
     assert body_of(b'{"hold": true}') == {"hold": True}
-    for data in (b"[1]", b"{", b"[" * 100_000):
+    for data in (b"[1]", b"{", b"[" * 100_000, b'{"state": NaN}', b'{"state": -Infinity}', b"\xff"):
         with pytest.raises(ConfigError, match="JSON object"):
             body_of(data)

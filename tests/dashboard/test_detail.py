@@ -121,6 +121,13 @@ async def test_what_is_not_there_or_no_id_is_said_so(browser: Browser) -> None:
     assert (await browser.get("/api/executions/no..body")).status == 400
 
 
+@pytest.mark.parametrize("number", ["9" * 26, "9" * 5000, "-1", "x", "10000000000000"])
+async def test_a_checkpoint_has_a_number_that_a_store_can_look_for(browser: Browser, job: Any, number: str) -> None:
+    answer = await browser.get(f"/api/executions/job/checkpoints/{number}")
+    assert answer.status == 400
+    assert "whole number from 0 to" in answer.json()["error"]
+
+
 async def test_it_says_when_no_worker_alive_could_take_it_up(browser: Browser, store: CheckpointStore) -> None:
     await store.create(created("new", state="initialized", workflow="job"))
     assert "none is alive" in (await browser.get("/api/executions/new")).json()["hint"]

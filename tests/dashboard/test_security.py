@@ -17,10 +17,7 @@ from tests.dashboard.samples import created
 
 PATHS = sorted(
     {
-        route.path.replace("{id}", "one")
-        .replace("{seq:int}", "1")
-        .replace("{verb}", "pause")
-        .replace("{name}", "main.js")
+        route.path.replace("{id}", "one").replace("{seq}", "1").replace("{verb}", "pause").replace("{name}", "main.js")
         for route in DashboardApp(MemoryCheckpointStore(), token=TOKEN).routes
     }
     | {"/api/nothing-here"}
@@ -42,6 +39,9 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
     "a foreign Origin": {"origin": "https://evil.example"},
     "the Origin of another port": {"origin": "http://127.0.0.1:9999"},
     "an opaque Origin": {"origin": "null"},
+    "an Origin that is no address": {"origin": "http://[::1"},
+    "an Origin with brackets around anything": {"origin": "http://[zz]"},
+    "an Origin with a path": {"origin": f"http://{HOST}/x"},
     "another site": {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
     "another port of this machine": {"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"},
 }
@@ -162,7 +162,7 @@ async def test_the_page_holds_no_inline_script_or_style_and_nothing_from_elsewhe
 
 
 async def test_no_file_outside_the_static_ones_can_be_had(browser: Browser) -> None:
-    for name in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "/etc/passwd", "nothing.js", "", "."):
+    for name in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "/etc/passwd", "nothing.js", "", ".", "a" * 300 + ".js"):
         assert (await browser.get(f"/static/{name}")).status == 404, name
 
 

@@ -141,6 +141,12 @@ def test_a_port_in_use_is_said_so(running: Running) -> None:
         server.serve("memory:", port=running.port, token="a-token-for-the-tests")
 
 
+@pytest.mark.parametrize(("host", "port"), [("a" * 300, 0), ("127.0.0.1", 999_999), ("127.0.0.1", -1)])
+def test_an_address_that_cannot_be_is_said_so(host: str, port: int) -> None:
+    with pytest.raises(ConfigError, match="choose another"):
+        server.serve("memory:", host=host, port=port, token="a-token-for-the-tests")
+
+
 def test_the_browser_is_opened_with_the_token_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
     monkeypatch.setattr("longrun.dashboard.server.webbrowser.open", opened.append)
