@@ -46,6 +46,8 @@ _PASSING = (
     *(errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable),
     errors.IdleInTransactionSessionTimeout,
 )
+ENCODING = "UTF8"
+"""What `arrays` packs texts in, and so what they must be read in."""
 _DEFAULTS = {
     "connect_timeout": "10",
     "application_name": "longrun",
@@ -237,9 +239,14 @@ class Links:
             if not before:
                 connection.set_autocommit(True)
             connection.row_factory, connection.cursor_factory = tuple_row, psycopg.Cursor
+            encoding = connection.info.parameter_status("client_encoding")
+            if encoding != ENCODING:
+                _encode(connection, ENCODING)
             try:
                 yield connection
             finally:
+                if encoding != ENCODING and not connection.closed:
+                    _encode(connection, encoding)
                 connection.row_factory, connection.cursor_factory = habits
                 if not before and not connection.closed:
                     connection.set_autocommit(False)
@@ -264,6 +271,10 @@ def in_one(connection: Connection) -> Iterator[None]:
         yield
 
 
+def _encode(connection: Connection, encoding: str | None) -> None:
+    connection.execute("SELECT set_config('client_encoding', %s, false)", (encoding,))
+
+
 def _called(value: Any) -> Any:
     return value() if callable(value) else value
 
@@ -280,7 +291,7 @@ def _parse(url: str) -> dict[str, Any]:
     with suppress(psycopg.Error):
         found = conninfo_to_dict(url)
         if not _is_cut(url, found):
-            return _DEFAULTS | dict(found)
+            return _DEFAULTS | dict(found) | {"client_encoding": ENCODING}
         problem = "its URL is cut in a wrong place; in a user name or password write %40 for @, %2F for / and %3A for :"
         raise StoreSettingsError(KIND, problem)
     raise StoreSettingsError(KIND, "its URL cannot be read; write postgresql://user@host:5432/database")
