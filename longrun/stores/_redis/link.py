@@ -98,6 +98,8 @@ class Server:
     appendfsync: str | None = None
     maxmemory: str | None = None
     maxmemory_policy: str | None = None
+    silent_on: str | None = None
+    """The channel of the store, if this user may not publish there."""
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -113,6 +115,15 @@ class Server:
             found.append(f"maxmemory-policy is {self.maxmemory_policy}: a full server deletes executions")
         return tuple(found)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What whoever runs the server should know, a sentence each."""
+        return self.losses if self.silent_on is None else (*self.losses, self.silence)
+
+    @property
+    def silence(self) -> str:
+        return f"this user may not publish on the channel {self.silent_on}: others see what it did only by looking"
+
 
 class Link:
     """A pool of connections, shared by all threads of one store."""
@@ -120,6 +131,7 @@ class Link:
     def __init__(self, url_or_client: str | redis.Redis, prefix: str, options: Options) -> None:
         self._driver = _driver()
         self.base = f"{{{prefix}}}:".encode()
+        self.channel = self.base + b"changes"
         self.name = os.urandom(8).hex()
         self.server = Server(name="Redis or Valkey", version="")
         self._own = isinstance(url_or_client, str)
@@ -304,6 +316,7 @@ class Link:
             appendfsync=settings.get("appendfsync"),
             maxmemory=settings.get("maxmemory"),
             maxmemory_policy=settings.get("maxmemory-policy"),
+            silent_on=None if self._may_publish() else self.channel.decode(),
         )
         return self.server
 
@@ -317,6 +330,16 @@ class Link:
                 return {}
             found.update(answer)
         return found
+
+    def _may_publish(self) -> bool:
+        """Found out by saying nothing, which nobody listens to."""
+        try:
+            self._repeat(lambda: self.client.publish(self.channel, b""))
+        except StoreError as error:
+            if not isinstance(error.__cause__, self._driver.ResponseError):
+                raise
+            return False
+        return True
 
     def _driver_config(self, name: str) -> dict[str, str]:
         answer: Mapping[str, str] = self.client.config_get(name)
