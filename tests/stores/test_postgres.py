@@ -143,6 +143,20 @@ class TestPostgresStoreOnAPool(SaveContract, MessageContract):
             created(other, create("b"))
             assert backend.wait(10.0) is True
 
+    def test_two_stores_on_one_pool_hear_each_other(self) -> None:
+        """Their writers have one connection by turns."""
+        with (
+            opened(PostgresBackend(self.pool, schema=self.schema)) as backend,
+            opened(PostgresBackend(self.pool, schema=self.schema)) as other,
+        ):
+            created(backend, create("a"))
+            created(other, create("b"))
+            assert backend.wait(10.0) is True
+            assert other.wait(10.0) is True
+            done(other, send("a"))
+            assert backend.wait(10.0) is True
+            assert other.wait(0.0) is False
+
 
 # --- settings -------------------------------------------------------------------------------------------------------
 
@@ -512,13 +526,15 @@ def test_a_message_that_comes_while_a_save_waits_for_the_row_is_not_overlooked(
         answers: list[Any] = []
         saves = [change(one.id, one.head, head_fields=fields) for one in (new, other)]
         saving = threading.Thread(target=lambda: answers.extend(backend.commit(saves)))
+        assert backend._links._writer is not None
+        writer = backend._links._writer.info.backend_pid
         waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
         with psycopg.connect(server_url) as sender, psycopg.connect(server_url, autocommit=True) as looker:
             arrays.teach(sender)
             with sender.transaction():
                 Batch([send("a")], backend._queries).apply(sender)
                 saving.start()
-                while looker.execute(waits, (backend._links.writer_pid,)).rowcount == 0:
+                while looker.execute(waits, (writer,)).rowcount == 0:
                     assert saving.is_alive()
         saving.join()
         assert answers == [None, None]

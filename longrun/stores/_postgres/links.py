@@ -112,7 +112,6 @@ class Links:
         self._lock = threading.Lock()
         self._taught: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closing = threading.Event()
-        self.writer_pid = 0
 
     def open(self) -> None:
         self._closing.clear()
@@ -165,12 +164,10 @@ class Links:
     def _writing(self) -> Iterator[Connection]:
         if self._pool is not None:
             with self._borrowed(self._pool) as connection:
-                self.writer_pid = connection.info.backend_pid
                 yield connection
             return
         if self._writer is None or self._writer.closed:
             self._writer = self._connect(WRITER_SETTINGS)
-            self.writer_pid = self._writer.info.backend_pid
         try:
             yield self._writer
         except BaseException:  # after a rollback the driver makes the server forget every prepared statement
@@ -240,9 +237,9 @@ class Links:
                 connection.set_autocommit(True)
             connection.row_factory, connection.cursor_factory = tuple_row, psycopg.Cursor
             encoding = connection.info.parameter_status("client_encoding")
-            if encoding != ENCODING:
-                _encode(connection, ENCODING)
             try:
+                if encoding != ENCODING:
+                    _encode(connection, ENCODING)
                 yield connection
             finally:
                 if encoding != ENCODING and not connection.closed:

@@ -18,10 +18,10 @@ from longrun.stores._postgres.links import Connection, unavailable
 class Listener:
     """For one watcher thread; only `wake` may be called from others."""
 
-    def __init__(self, channel: str, connect: Callable[[], Connection], own_pid: Callable[[], int]) -> None:
+    def __init__(self, channel: str, teller: str, connect: Callable[[], Connection]) -> None:
         self._channel = channel
+        self._teller = teller
         self._connect = connect
-        self._own_pid = own_pid
         self._connection: Connection | None = None
         self._start()
         self._pipe = os.pipe()
@@ -70,9 +70,8 @@ class Listener:
         self._connection = connection
 
     def _told(self, connection: Connection) -> bool:
-        """Whether anybody but this store's own writer had something to say."""
-        own = self._own_pid()
-        return {own} != {own, *(notify.pid for notify in connection.notifies(timeout=0))}
+        """Whether anybody but this store itself had something to say."""
+        return not {self._teller}.issuperset([notify.payload for notify in connection.notifies(timeout=0)])
 
     def _interrupted(self, fd: int, seconds: float) -> bool:
         """Wait for the server or for `wake`; True if it was `wake`."""
