@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -546,6 +548,21 @@ class TestLife:
         other.close()
         with pytest.raises(ConfigError, match="prefix"):
             open_store("redis://h?prefix=a%20b&db=3")
+
+    def test_a_store_made_before_a_fork_is_another_one_in_each_process(self, redis_url: str, keys: Keys) -> None:
+        """I1: what one of them writes is not answered with what another one wrote."""
+        program = (
+            "import os, sys\n"
+            "from longrun.stores.redis import RedisBackend\n"
+            "from longrun.testing.samples import create\n"
+            "backend = RedisBackend(sys.argv[1], prefix=sys.argv[2])\n"
+            "for id in 'ab':\n"
+            "    if not os.fork():\n"
+            "        backend.open()\n"
+            "        os._exit(backend.commit([create(id)]) != [True] or backend.load(id) is None)\n"
+            "    assert os.wait()[1] == 0, id\n"
+        )
+        subprocess.run([sys.executable, "-c", program, redis_url, keys.prefix], check=True, timeout=60)
 
     def test_a_client_that_was_given_stays_open(self, keys: Keys) -> None:
         store = RedisBackend(keys.client, prefix=keys.prefix)

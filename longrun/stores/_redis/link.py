@@ -132,7 +132,7 @@ class Link:
         self._driver = _driver()
         self.base = f"{{{prefix}}}:".encode()
         self.channel = self.base + b"changes"
-        self.name = os.urandom(8).hex()
+        self.rename()
         self.server = Server(name="Redis or Valkey", version="")
         self._own = isinstance(url_or_client, str)
         if not isinstance(url_or_client, str | self._driver.Redis):
@@ -147,6 +147,11 @@ class Link:
             raise StoreSettingsError("Redis", "the client decodes answers; make it with decode_responses=False")
         if getattr(self.client.connection_pool, "max_connections", LEAST) < LEAST:
             raise StoreSettingsError("Redis", "one connection is not enough: the store listens on one all the time")
+
+    def rename(self) -> None:
+        """Be another caller to the scripts. To be done when the store is opened: processes that were forked before that
+        would get each other's answers."""
+        self.name = os.urandom(8).hex()
 
     def _from_url(self, url: str, options: Options) -> Any:
         # The driver would repeat a command by itself; here only `repeated` does, which knows what may be repeated.
