@@ -565,6 +565,8 @@ def test_where_the_server_is(url: str, place: str) -> None:
         (redis.TimeoutError("x"), StoreUnavailableError, "no answer from host:1 db 0 in time"),
         (redis.ConnectionError("x"), StoreUnavailableError, "no connection to host:1 db 0"),
         (ConnectionResetError(), StoreUnavailableError, "no connection to host:1 db 0"),
+        (redis.ConnectionError("Too many connections"), StoreUnavailableError, "max_connections: it needs up to 6"),
+        (redis.ConnectionError("No connection available."), StoreUnavailableError, "max_connections: it needs up to 6"),
         (redis.ResponseError("ERR odd"), StoreUnavailableError, r"answers with an error \(ResponseError\)"),
     ],
 )

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anyio
 import attrs
 import pytest
 import redis
@@ -25,9 +26,9 @@ from longrun.records import ExecutionState
 from longrun.stored import Create, Head, Loaded, Owner, Query, Write
 from longrun.stores import open_store
 from longrun.stores._redis import wire
-from longrun.stores._redis.link import Options
+from longrun.stores._redis.link import AT_ONCE, LEAST, Options
 from longrun.stores._redis.wire import rank
-from longrun.stores.redis import RedisBackend
+from longrun.stores.redis import RedisBackend, RedisCheckpointStore
 from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
 from tests.servers import RedisServer, Source
 
@@ -585,6 +586,36 @@ class TestLife:
         backend.ping()
         assert backend.sent("a") == (0, {})
         backend.close()
+
+    @pytest.mark.parametrize(("kind", "most"), [(redis.ConnectionPool, AT_ONCE), (redis.BlockingConnectionPool, LEAST)])
+    async def test_a_pool_that_is_large_enough_is_never_used_up(
+        self,
+        redis_url: str,
+        keys: Keys,
+        monkeypatch: pytest.MonkeyPatch,
+        kind: type[redis.ConnectionPool],
+        most: int,
+        anyio_backend: str,
+    ) -> None:
+        """Every thread of the store uses it at once: here all readers are held up, and so is the writer."""
+        monkeypatch.setattr("longrun.stores._redis.link.PAUSES", ())
+        pool = kind.from_url(redis_url, max_connections=most)
+        async with RedisCheckpointStore(redis.Redis(connection_pool=pool), prefix=keys.prefix) as store:
+            changed = anyio.Event()
+            ignore = store.watch(changed.set)
+            await changed.wait()
+            keys.client.client_pause(200)
+            async with anyio.create_task_group() as tasks:
+                for _ in range(2 * AT_ONCE):
+                    tasks.start_soon(store.count)
+                    tasks.start_soon(store.unregister, "nobody")
+            ignore()
+        pool.disconnect()
+
+    def test_a_pool_that_makes_nobody_wait_must_be_large_enough(self, redis_url: str) -> None:
+        pool = redis.ConnectionPool.from_url(redis_url, max_connections=AT_ONCE - 1)
+        with pytest.raises(StoreSettingsError, match=f"max_connections={AT_ONCE - 1} is less than it needs"):
+            RedisBackend(redis.Redis(connection_pool=pool))
 
     def test_a_client_that_decodes_is_refused(self, redis_server: RedisServer | Source) -> None:
         assert redis_server.url is not None
