@@ -143,6 +143,21 @@ class TestPostgresStoreOnAPool(SaveContract, MessageContract):
             created(other, create("b"))
             assert backend.wait(10.0) is True
 
+    def test_the_listening_connection_is_made_as_the_pool_makes_its_own(self, server_url: str) -> None:
+        """Its class may fetch the password of the moment."""
+
+        class Knowing(psycopg.Connection[Any]):
+            @classmethod
+            def connect(cls, conninfo: str = "", **kwargs: Any) -> Any:
+                return super().connect(server_url, **kwargs)
+
+        nowhere = "postgresql://nobody@/nothing?host=/nowhere"
+        with (
+            psycopg_pool.ConnectionPool(nowhere, connection_class=Knowing, min_size=1, max_size=1, open=True) as pool,
+            opened(PostgresBackend(pool, schema=self.schema)) as backend,
+        ):
+            created(backend, create("a"))
+
     def test_two_stores_on_one_pool_hear_each_other(self) -> None:
         """Their writers have one connection by turns."""
         with (

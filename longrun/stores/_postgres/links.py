@@ -254,7 +254,8 @@ class Links:
             if self._pool is None:
                 return self._connect({})
             kwargs = {**_called(self._pool.kwargs or {}), "autocommit": True}
-            connection: Connection = psycopg.connect(_called(self._pool.conninfo), **kwargs)
+            kind = getattr(self._pool, "connection_class", psycopg.Connection)  # which may know how to log in
+            connection: Connection = kind.connect(_called(self._pool.conninfo), **kwargs)
             return connection
         except psycopg.Error as error:
             raise unavailable(error) from error
