@@ -54,9 +54,10 @@ class PostgresBackend(StoreBackend):
 
     def open(self) -> None:
         self._links.open()
+        self._queries.name_teller()
         try:
             self._links.once(lambda connection: migrate(connection, self._queries))
-            self._listener = Listener(self._queries.channel, self._links.listening, lambda: self._links.writer_pid)
+            self._listener = Listener(*self._queries.news, self._links.listening)
         except StoreUnavailableError as error:
             self._links.close()
             if not isinstance(error.__cause__, errors.InsufficientPrivilege):

@@ -68,6 +68,7 @@ class RedisBackend(StoreBackend):
     # life
 
     def open(self) -> None:
+        self._link.rename()
         server = self._link.inspect()
         name = self._link.base + b"format"
         found = self._link.read("GET", name)
@@ -83,6 +84,8 @@ class RedisBackend(StoreBackend):
         self._log = get_logger(store=self.kind, prefix=self._prefix)
         for loss in server.losses:
             self._log.warning("store.not_durable", server=server.name, version=server.version, why=loss)
+        if server.silent_on is not None:
+            self._log.warning("store.silent", server=server.name, version=server.version, why=server.silence)
 
     def close(self) -> None:
         self._watch.close()
@@ -101,7 +104,7 @@ class RedisBackend(StoreBackend):
             "appendonly": server.appendonly or "unknown",
             "appendfsync": server.appendfsync or "unknown",
             "maxmemory_policy": server.maxmemory_policy or "unknown",
-            "warnings": server.losses,
+            "warnings": server.warnings,
         }
 
     # the writer

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,14 @@ from longrun.errors import (
     WriteOrderError,
 )
 from longrun.records import ExecutionState
-from longrun.stored import Create, Owner, Query, Save
+from longrun.stored import Create, Head, Owner, Query, Save
 from longrun.stores import open_store
 from longrun.stores._postgres import arrays, batch, links, migrations, sending, writing
 from longrun.stores._postgres.batch import Batch
 from longrun.stores._postgres.links import OwnConnection
 from longrun.stores._postgres.parts import Parts
 from longrun.stores._postgres.queries import Queries
+from longrun.stores.base import StoreBackend
 from longrun.stores.postgres import PostgresBackend, PostgresCheckpointStore
 from longrun.stores.store import CheckpointStore
 from longrun.testing import StoreConformance
@@ -101,17 +103,19 @@ class TestPostgresStoreOnAPool(SaveContract, MessageContract):
             {"prepare_threshold": None},
             {"options": "-c default_transaction_isolation=serializable -c search_path=nowhere"},
             {"options": "-c client_encoding=latin1 -c TimeZone=Asia/Tokyo -c DateStyle=German -c bytea_output=escape"},
+            {"client_encoding": "SQL_ASCII"},
         ],
-        ids=["dicts", "named", "raw", "client", "prepared", "unprepared", "serializable", "latin"],
+        ids=["dicts", "named", "raw", "client", "prepared", "unprepared", "serializable", "latin", "ascii"],
     )
     def test_an_application_has_its_own_habits(self, server_url: str, habits: dict[str, Any]) -> None:
         """They matter neither to the store nor, after it, to the application."""
         with psycopg_pool.ConnectionPool(server_url, min_size=1, max_size=1, kwargs=habits, open=True) as pool:
             with opened(PostgresBackend(pool, schema=self.schema)) as backend:
                 new = owned("a", metadata={"k": "Ä€"}, blobs={"b": bytes(range(256))})
-                done(backend, new, send("a", payload=b"\xff"), step("a", new.head, put={"e": b"\x00"}))
+                done(backend, new, send("a", payload=b"\xff", key="Ä€"), step("a", new.head, put={"€": b"\x00"}))
                 found = loaded(backend, "a")
-                assert (found.definition, found.entries) == (new.definition, {"e": b"\x00"})
+                assert (found.definition, found.entries) == (new.definition, {"€": b"\x00"})
+                assert (found.damage, [one.key for one in found.messages]) == ((), ["Ä€"])
                 assert ids_of(backend.claim(claim("you", dead=frozenset({"me"})))) == ["a"]
                 assert [one.definition.id for one in backend.find(Query(metadata={"k": "Ä€"}))] == ["a"]
                 backend.register(Owner(id="you", life={}, remaining=0.0), 60.0)
@@ -120,7 +124,8 @@ class TestPostgresStoreOnAPool(SaveContract, MessageContract):
                     {ExecutionState.RUNNING: 1},
                     1,
                 )
-            with pool.connection() as connection:
+            with psycopg.connect(server_url, **habits) as fresh, pool.connection() as connection:
+                assert connection.info.encoding == fresh.info.encoding
                 assert (connection.row_factory, connection.cursor_factory) == (
                     habits.get("row_factory", tuple_row),
                     habits.get("cursor_factory", psycopg.Cursor),
@@ -137,6 +142,35 @@ class TestPostgresStoreOnAPool(SaveContract, MessageContract):
             assert backend.wait(0.3) is False
             created(other, create("b"))
             assert backend.wait(10.0) is True
+
+    def test_the_listening_connection_is_made_as_the_pool_makes_its_own(self, server_url: str) -> None:
+        """Its class may fetch the password of the moment."""
+
+        class Knowing(psycopg.Connection[Any]):
+            @classmethod
+            def connect(cls, conninfo: str = "", **kwargs: Any) -> Any:
+                return super().connect(server_url, **kwargs)
+
+        nowhere = "postgresql://nobody@/nothing?host=/nowhere"
+        with (
+            psycopg_pool.ConnectionPool(nowhere, connection_class=Knowing, min_size=1, max_size=1, open=True) as pool,
+            opened(PostgresBackend(pool, schema=self.schema)) as backend,
+        ):
+            created(backend, create("a"))
+
+    def test_two_stores_on_one_pool_hear_each_other(self) -> None:
+        """Their writers have one connection by turns."""
+        with (
+            opened(PostgresBackend(self.pool, schema=self.schema)) as backend,
+            opened(PostgresBackend(self.pool, schema=self.schema)) as other,
+        ):
+            created(backend, create("a"))
+            created(other, create("b"))
+            assert backend.wait(10.0) is True
+            assert other.wait(10.0) is True
+            done(other, send("a"))
+            assert backend.wait(10.0) is True
+            assert other.wait(0.0) is False
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -507,13 +541,15 @@ def test_a_message_that_comes_while_a_save_waits_for_the_row_is_not_overlooked(
         answers: list[Any] = []
         saves = [change(one.id, one.head, head_fields=fields) for one in (new, other)]
         saving = threading.Thread(target=lambda: answers.extend(backend.commit(saves)))
+        assert backend._links._writer is not None
+        writer = backend._links._writer.info.backend_pid
         waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
         with psycopg.connect(server_url) as sender, psycopg.connect(server_url, autocommit=True) as looker:
             arrays.teach(sender)
             with sender.transaction():
                 Batch([send("a")], backend._queries).apply(sender)
                 saving.start()
-                while looker.execute(waits, (backend._links.writer_pid,)).rowcount == 0:
+                while looker.execute(waits, (writer,)).rowcount == 0:
                     assert saving.is_alive()
         saving.join()
         assert answers == [None, None]
@@ -698,6 +734,58 @@ def test_free_text_may_hold_anything(server_url: str, postgres_schema: str) -> N
         assert found.definition.metadata == new.definition.metadata
         assert found.head.error == "bad \\x00 \\udcff file"
         assert [one.definition.id for one in backend.find(Query(metadata={"odd \0": "\0 \ud800"}))] == ["a"]
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_client_that_writes_otherwise_reads_what_was_written(
+    server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """I5: neither the URL nor the environment makes sound rows look damaged."""
+    joint = "&" if "?" in server_url else "?"
+    monkeypatch.setenv("PGCLIENTENCODING", encoding)
+    for id, url in (("a", server_url), ("b", f"{server_url}{joint}client_encoding={encoding}")):
+        with opened(PostgresBackend(url, schema=postgres_schema)) as backend:
+            head = created_with_words(backend, id)
+            found = loaded(backend, id)
+            assert (found.damage, found.head, found.messages[0].key) == ((), head, "schlüssel €")
+
+
+def created_with_words(backend: StoreBackend, id: str) -> Head:
+    """An execution in which every kind of text is more than ASCII; its head."""
+    new = owned(id, metadata={"größe": "€"}, steps=("prüfe €",), total=1)
+    failed = change(id, new.head, head_fields={"error": "größe €", "note": "€"}, put={"€": b"1"}, blobs={"ä": b"2"})
+    created(backend, new)
+    done(backend, send(id, key="schlüssel €"), failed)
+    return failed.head
+
+
+@pytest.fixture
+def database(server_url: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a new database in the encoding that the test names."""
+    name = f"test_{uuid.uuid4().hex}"
+    execute(server_url, f"CREATE DATABASE {name} ENCODING '{request.param}' TEMPLATE template0 LOCALE 'C'")
+    yield psycopg.conninfo.make_conninfo(server_url, dbname=name)
+    execute(server_url, f"DROP DATABASE {name}")
+
+
+@pytest.mark.parametrize("database", ["SQL_ASCII", "UTF8", "WIN1252"], indirect=True)
+def test_a_database_in_another_encoding_gives_back_what_it_took(database: str) -> None:
+    with opened(PostgresBackend(database)) as backend:
+        head = created_with_words(backend, "a")
+        found = loaded(backend, "a")
+        assert (found.damage, found.head, found.messages[0].key) == ((), head, "schlüssel €")
+        for query in (Query(metadata={"größe": "€"}), Query(text="€")):
+            assert [one.definition.id for one in backend.find(query)] == ["a"]
+
+
+@pytest.mark.parametrize("database", ["LATIN1"], indirect=True)
+def test_what_the_encoding_of_a_database_lacks_is_refused_alone(database: str) -> None:
+    with opened(PostgresBackend(database)) as backend:
+        good, bad = owned("a", metadata={"k": "größe"}), owned("b", metadata={"k": "€"})
+        answers = backend.commit([good, bad, send("a", key="€"), send("a", key="ü")])
+        assert (answers[0], answers[3]) == (True, 1)
+        assert [type(answer) for answer in answers[1:3]] == [NotStorableError] * 2
+        assert (loaded(backend, "a").damage, backend.load("b")) == ((), None)
 
 
 def test_a_server_that_only_reads_refuses_writes_and_shows_everything(server_url: str, postgres_schema: str) -> None:

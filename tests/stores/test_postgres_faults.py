@@ -219,6 +219,26 @@ def test_a_listener_that_lost_its_connection_looks_and_listens_again(disposable_
         assert backend.wait(PATIENCE) is True
 
 
+def test_a_standby_can_be_looked_at_and_is_heard_when_it_is_the_primary(disposable_postgres: PostgresServer) -> None:
+    server, url = disposable_postgres, disposable_postgres.url
+    with opened(PostgresBackend(url)) as backend:
+        created(backend, create("a"))
+    server.stop()
+    (server.directory / "data" / "standby.signal").touch()
+    server.start()
+    with opened(PostgresBackend(url)) as backend, psycopg.connect(url, autocommit=True) as admin:
+        assert backend.describe()["read_only"] is True
+        assert loaded(backend, "a").damage == ()
+        with pytest.raises(StoreUnavailableError, match="read-only"):
+            backend.commit([create("b")])
+        assert backend.wait(0.1) is False
+        admin.execute("SELECT pg_promote()")
+        assert backend.wait(0.1) is False
+        with opened(PostgresBackend(url)) as other:
+            created(other, create("b"))
+        assert backend.wait(PATIENCE) is True
+
+
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
     """A file system of a few megabytes that the server may write to."""

@@ -87,11 +87,11 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("\n".join(line for (line,) in cursor))
         return run(self, connection, parameters, prepare=prepare)
 
-    def explained_write(self: Writing, connection: OwnConnection, packed: Any, channel: Any) -> Any:
-        values = [*packed, *map(str.encode, channel)]
+    def explained_write(self: Writing, connection: OwnConnection, packed: Any, news: Any) -> Any:
+        values = [*packed, *map(str.encode, news)]
         found = connection.pgconn.exec_params(b"EXPLAIN " + self.text, values, self._oids, [1] * len(values))
         seen.append("\n".join(found.get_value(n, 0).decode() for n in range(found.ntuples)))  # type: ignore[union-attr]
-        return write(self, connection, packed, channel)
+        return write(self, connection, packed, news)
 
     monkeypatch.setattr(Statement, "run", explained)
     monkeypatch.setattr(Writing, "_run", explained_write)

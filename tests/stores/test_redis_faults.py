@@ -418,6 +418,42 @@ class TestSettings:
             store.close()
 
 
+@pytest.mark.parametrize("rights", [("resetchannels", "+@all"), ("allchannels", "+@all", "-publish")])
+def test_who_may_not_publish_is_warned_and_writes_all_the_same(
+    disposable_redis: RedisServer,
+    admin: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    rights: tuple[str, ...],
+) -> None:
+    """I10: what was written is never answered by an error, and no answer is lost with it."""
+    admin.execute_command("ACL", "SETUSER", "mute", "on", ">pw", "~{longrun}:*", *rights)
+    store = RedisBackend(f"{disposable_redis.url}&username=mute&password=pw")
+    with caplog.at_level(logging.WARNING, "longrun"):
+        store.open()
+    try:
+        (line,) = caplog.messages
+        assert line.startswith("store.silent")
+        for shown in (line, str(store.describe()["warnings"])):
+            assert "{longrun}:changes" in shown
+        assert store.durable
+        new = owned("a")
+        assert store.commit([new]) == [True]
+        assert store.commit([send("a"), step("a", new.head)]) == [1, None]
+        assert store.commit([new]) == [False]
+    finally:
+        store.close()
+
+
+def test_who_opens_the_store_is_no_news(backend: RedisBackend, disposable_redis: RedisServer) -> None:
+    backend.wait(0.0)
+    other = RedisBackend(disposable_redis.url)
+    other.open()
+    assert backend.wait(0.2) is False
+    other.commit([create("a")])
+    assert backend.wait(PATIENCE) is True
+    other.close()
+
+
 def test_a_server_that_takes_no_writes_can_be_opened_and_made_room_on(
     backend: RedisBackend, admin: redis.Redis, disposable_redis: RedisServer
 ) -> None:
@@ -529,6 +565,8 @@ def test_where_the_server_is(url: str, place: str) -> None:
         (redis.TimeoutError("x"), StoreUnavailableError, "no answer from host:1 db 0 in time"),
         (redis.ConnectionError("x"), StoreUnavailableError, "no connection to host:1 db 0"),
         (ConnectionResetError(), StoreUnavailableError, "no connection to host:1 db 0"),
+        (redis.ConnectionError("Too many connections"), StoreUnavailableError, "max_connections: it needs up to 6"),
+        (redis.ConnectionError("No connection available."), StoreUnavailableError, "max_connections: it needs up to 6"),
         (redis.ResponseError("ERR odd"), StoreUnavailableError, r"answers with an error \(ResponseError\)"),
     ],
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anyio
 import attrs
 import pytest
 import redis
@@ -23,9 +26,9 @@ from longrun.records import ExecutionState
 from longrun.stored import Create, Head, Loaded, Owner, Query, Write
 from longrun.stores import open_store
 from longrun.stores._redis import wire
-from longrun.stores._redis.link import Options
+from longrun.stores._redis.link import AT_ONCE, LEAST, Options
 from longrun.stores._redis.wire import rank
-from longrun.stores.redis import RedisBackend
+from longrun.stores.redis import RedisBackend, RedisCheckpointStore
 from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
 from tests.servers import RedisServer, Source
 
@@ -547,6 +550,21 @@ class TestLife:
         with pytest.raises(ConfigError, match="prefix"):
             open_store("redis://h?prefix=a%20b&db=3")
 
+    def test_a_store_made_before_a_fork_is_another_one_in_each_process(self, redis_url: str, keys: Keys) -> None:
+        """I1: what one of them writes is not answered with what another one wrote."""
+        program = (
+            "import os, sys\n"
+            "from longrun.stores.redis import RedisBackend\n"
+            "from longrun.testing.samples import create\n"
+            "backend = RedisBackend(sys.argv[1], prefix=sys.argv[2])\n"
+            "for id in 'ab':\n"
+            "    if not os.fork():\n"
+            "        backend.open()\n"
+            "        os._exit(backend.commit([create(id)]) != [True] or backend.load(id) is None)\n"
+            "    assert os.wait()[1] == 0, id\n"
+        )
+        subprocess.run([sys.executable, "-c", program, redis_url, keys.prefix], check=True, timeout=60)
+
     def test_a_client_that_was_given_stays_open(self, keys: Keys) -> None:
         store = RedisBackend(keys.client, prefix=keys.prefix)
         store.open()
@@ -568,6 +586,36 @@ class TestLife:
         backend.ping()
         assert backend.sent("a") == (0, {})
         backend.close()
+
+    @pytest.mark.parametrize(("kind", "most"), [(redis.ConnectionPool, AT_ONCE), (redis.BlockingConnectionPool, LEAST)])
+    async def test_a_pool_that_is_large_enough_is_never_used_up(
+        self,
+        redis_url: str,
+        keys: Keys,
+        monkeypatch: pytest.MonkeyPatch,
+        kind: type[redis.ConnectionPool],
+        most: int,
+        anyio_backend: str,
+    ) -> None:
+        """Every thread of the store uses it at once: here all readers are held up, and so is the writer."""
+        monkeypatch.setattr("longrun.stores._redis.link.PAUSES", ())
+        pool = kind.from_url(redis_url, max_connections=most)
+        async with RedisCheckpointStore(redis.Redis(connection_pool=pool), prefix=keys.prefix) as store:
+            changed = anyio.Event()
+            ignore = store.watch(changed.set)
+            await changed.wait()
+            keys.client.client_pause(200)
+            async with anyio.create_task_group() as tasks:
+                for _ in range(2 * AT_ONCE):
+                    tasks.start_soon(store.count)
+                    tasks.start_soon(store.unregister, "nobody")
+            ignore()
+        pool.disconnect()
+
+    def test_a_pool_that_makes_nobody_wait_must_be_large_enough(self, redis_url: str) -> None:
+        pool = redis.ConnectionPool.from_url(redis_url, max_connections=AT_ONCE - 1)
+        with pytest.raises(StoreSettingsError, match=f"max_connections={AT_ONCE - 1} is less than it needs"):
+            RedisBackend(redis.Redis(connection_pool=pool))
 
     def test_a_client_that_decodes_is_refused(self, redis_server: RedisServer | Source) -> None:
         assert redis_server.url is not None

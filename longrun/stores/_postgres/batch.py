@@ -10,6 +10,7 @@ message has a random token, under which the first attempt is found again.
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ TRIES = 3
 STATEMENT_BYTES = 32 << 20
 """A statement takes no more data than about this; a batch with more becomes several, in one transaction."""
 
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _TOTAL = rows.DEFINITION_COLUMNS.index("total")
 
 
@@ -229,7 +231,7 @@ def definition_row(definition: Definition, token: int) -> tuple[Any, ...]:
     return (
         *(workflow, version, total, queue, priority, metadata, parent_id, created, rows.definition_crc(values)),
         *(steps, rows.steps_crc(definition.id, steps)),
-        *(rows.json_text(labels(definition.metadata)), search_text(definition), token),
+        *(labels_text(definition.metadata) if definition.metadata else "{}", search_text(definition), token),
     )
 
 
@@ -244,6 +246,11 @@ def labels(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [labels(one) for one in value]
     return value
+
+
+def labels_text(value: Any) -> str:
+    """As JSON without escapes: a database in SQL_ASCII takes every character, and none that is escaped."""
+    return _json(labels(value))
 
 
 def search_text(definition: Definition) -> str:

@@ -46,6 +46,8 @@ _PASSING = (
     *(errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable),
     errors.IdleInTransactionSessionTimeout,
 )
+ENCODING = "UTF8"
+"""What `arrays` packs texts in, and so what they must be read in."""
 _DEFAULTS = {
     "connect_timeout": "10",
     "application_name": "longrun",
@@ -110,7 +112,6 @@ class Links:
         self._lock = threading.Lock()
         self._taught: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closing = threading.Event()
-        self.writer_pid = 0
 
     def open(self) -> None:
         self._closing.clear()
@@ -163,12 +164,10 @@ class Links:
     def _writing(self) -> Iterator[Connection]:
         if self._pool is not None:
             with self._borrowed(self._pool) as connection:
-                self.writer_pid = connection.info.backend_pid
                 yield connection
             return
         if self._writer is None or self._writer.closed:
             self._writer = self._connect(WRITER_SETTINGS)
-            self.writer_pid = self._writer.info.backend_pid
         try:
             yield self._writer
         except BaseException:  # after a rollback the driver makes the server forget every prepared statement
@@ -237,9 +236,14 @@ class Links:
             if not before:
                 connection.set_autocommit(True)
             connection.row_factory, connection.cursor_factory = tuple_row, psycopg.Cursor
+            encoding = connection.info.parameter_status("client_encoding")
             try:
+                if encoding != ENCODING:
+                    _encode(connection, ENCODING)
                 yield connection
             finally:
+                if encoding != ENCODING and not connection.closed:
+                    _encode(connection, encoding)
                 connection.row_factory, connection.cursor_factory = habits
                 if not before and not connection.closed:
                     connection.set_autocommit(False)
@@ -250,7 +254,8 @@ class Links:
             if self._pool is None:
                 return self._connect({})
             kwargs = {**_called(self._pool.kwargs or {}), "autocommit": True}
-            connection: Connection = psycopg.connect(_called(self._pool.conninfo), **kwargs)
+            kind = getattr(self._pool, "connection_class", psycopg.Connection)  # which may know how to log in
+            connection: Connection = kind.connect(_called(self._pool.conninfo), **kwargs)
             return connection
         except psycopg.Error as error:
             raise unavailable(error) from error
@@ -262,6 +267,10 @@ def in_one(connection: Connection) -> Iterator[None]:
     is waited for when it is read, and all of them at the end."""
     with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext(), connection.transaction():
         yield
+
+
+def _encode(connection: Connection, encoding: str | None) -> None:
+    connection.execute("SELECT set_config('client_encoding', %s, false)", (encoding,))
 
 
 def _called(value: Any) -> Any:
@@ -280,7 +289,7 @@ def _parse(url: str) -> dict[str, Any]:
     with suppress(psycopg.Error):
         found = conninfo_to_dict(url)
         if not _is_cut(url, found):
-            return _DEFAULTS | dict(found)
+            return _DEFAULTS | dict(found) | {"client_encoding": ENCODING}
         problem = "its URL is cut in a wrong place; in a user name or password write %40 for @, %2F for / and %3A for :"
         raise StoreSettingsError(KIND, problem)
     raise StoreSettingsError(KIND, "its URL cannot be read; write postgresql://user@host:5432/database")

@@ -11,18 +11,19 @@ import select
 import time
 from collections.abc import Callable
 
-from longrun.stores._postgres.driver import psycopg
+from longrun.stores._postgres.driver import errors, psycopg
 from longrun.stores._postgres.links import Connection, unavailable
 
 
 class Listener:
     """For one watcher thread; only `wake` may be called from others."""
 
-    def __init__(self, channel: str, connect: Callable[[], Connection], own_pid: Callable[[], int]) -> None:
+    def __init__(self, channel: str, teller: str, connect: Callable[[], Connection]) -> None:
         self._channel = channel
+        self._teller = teller
         self._connect = connect
-        self._own_pid = own_pid
         self._connection: Connection | None = None
+        self._listens = False
         self._start()
         self._pipe = os.pipe()
         for end in self._pipe:
@@ -47,6 +48,8 @@ class Listener:
             self._start()
             return True  # what was told while nobody listened is lost: better look
         try:
+            if not self._listens:
+                self._listen(self._connection)
             while True:
                 if self._told(self._connection):
                     return True
@@ -63,16 +66,23 @@ class Listener:
     def _start(self) -> None:
         connection = self._connect()
         try:
-            connection.execute(f'LISTEN "{self._channel}"'.encode())
+            self._listen(connection)
         except psycopg.Error as error:
             connection.close()
             raise unavailable(error) from error
         self._connection = connection
 
+    def _listen(self, connection: Connection) -> None:
+        try:
+            connection.execute(f'LISTEN "{self._channel}"'.encode())
+        except errors.ReadOnlySqlTransaction:  # a standby tells nobody, until it is the primary
+            self._listens = False
+        else:
+            self._listens = True
+
     def _told(self, connection: Connection) -> bool:
-        """Whether anybody but this store's own writer had something to say."""
-        own = self._own_pid()
-        return {own} != {own, *(notify.pid for notify in connection.notifies(timeout=0))}
+        """Whether anybody but this store itself had something to say."""
+        return not {self._teller}.issuperset([notify.payload for notify in connection.notifies(timeout=0)])
 
     def _interrupted(self, fd: int, seconds: float) -> bool:
         """Wait for the server or for `wake`; True if it was `wake`."""

@@ -5,7 +5,6 @@ Place in the life of an execution: none of its own; command line, dashboard and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from longrun.records import ExecutionState
 from longrun.stored import Query, Stored
 from longrun.stores import rows
 from longrun.stores._postgres.arrays import Texts
-from longrun.stores._postgres.batch import labels
+from longrun.stores._postgres.batch import labels_text
 
 _DEFINITION_END = len(rows.DEFINITION_COLUMNS)
 
@@ -70,11 +69,10 @@ class Conditions:
 
     def _label(self, n: int, key: str, value: Any) -> None:
         """Equal, type and all. The first condition is for the index: it finds what holds at least this value."""
-        found = json.dumps(labels(value))
         self._add(f"coalesce(d.labels -> %(key{n})s, 'null'::jsonb) = %(value{n})s::jsonb", f"key{n}", rows.clean(key))
-        self.parameters[f"value{n}"] = found
+        self.parameters[f"value{n}"] = labels_text(value)
         if value is not None:
-            self._add(f"d.labels @> %(label{n})s::jsonb", f"label{n}", json.dumps({rows.clean(key): labels(value)}))
+            self._add(f"d.labels @> %(label{n})s::jsonb", f"label{n}", labels_text({key: value}))
 
 
 def stored_from(row: Sequence[Any]) -> Stored:

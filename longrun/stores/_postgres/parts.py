@@ -113,12 +113,12 @@ class Parts:
         """Write all of it in one statement; answered are the ids for which it was done. With `alone` those are left
         out that could need another one after it."""
         found = {name: lines for name, lines in self._rows.items() if lines}
-        channel = [queries.channel] if tell else []
+        news = queries.news if tell else ()
         if isinstance(connection, OwnConnection) and all(len(lines) == 1 for lines in found.values()):
             values = [value for (line,) in found.values() for value in line]
-            return _statement(queries, tuple(found), True, tell, alone).one(connection, values, channel)
+            return _statement(queries, tuple(found), True, tell, alone).one(connection, values, news)
         columns = [column for lines in found.values() for column in zip(*lines, strict=True)]
-        return _statement(queries, tuple(found), False, tell, alone).many(connection, columns, channel)
+        return _statement(queries, tuple(found), False, tell, alone).many(connection, columns, news)
 
 
 @lru_cache(256)

@@ -6,6 +6,7 @@ Place in the life of an execution: claim, checkpoint, finish.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -67,8 +68,15 @@ class Queries:
         self.schema = schema
         self.quoted = quoted_schema(schema)
         self.channel = f"longrun.{schema}"[:63]
+        self.news = self.channel, ""
+        """Where a notification goes, and what it says: who told."""
         self._texts = {name: text.replace("{schema}", self.quoted) for name, text in _texts().items()}
         self._statements: dict[str, Statement] = {}
+
+    def name_teller(self) -> None:
+        """A new name for whoever tells, by which a store knows what it told itself. To be chosen when it is opened:
+        processes that were forked before that are many stores."""
+        self.news = self.channel, secrets.token_hex(8)
 
     def joined(self, names: Iterable[str]) -> str:
         """The text of a statement that has several parts, in this order."""

@@ -92,7 +92,8 @@ def _store(connection: Connection, queries: Queries, receivers: _Receivers, mess
     ids = list({row[0] for row in messages})
     last = Ints(receivers.last[id] for id in ids)
     parameters = columns(_NAMES, _KINDS, messages) | {"ids": Texts(ids), "last": last}
-    queries.run(connection, "receive", channel=queries.channel, keep=TOKENS_REMEMBERED, **parameters)
+    channel, teller = queries.news
+    queries.run(connection, "receive", channel=channel, teller=teller, keep=TOKENS_REMEMBERED, **parameters)
     # Only a receiver with this many numbers behind it can have as many keys.
     many = [id for id in ids if receivers.last[id] > KEYS_REMEMBERED]
     if many:

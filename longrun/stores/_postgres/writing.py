@@ -23,6 +23,7 @@ PREPARED = 100
 
 _UNNEST = re.compile(r"unnest\(((?:[^()]|\(\w+\))*)\)")
 _APPLIED = re.compile(r"\(\w+\.\w+ IN \(SELECT id FROM applied\)\) IS TRUE")
+_NEWS = ("channel", "teller")
 _GOOD = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _numbers = itertools.count(1)
 
@@ -31,32 +32,33 @@ class Writing:
     """One statement, for one schema and one set of parts."""
 
     def __init__(self, text: str, columns: Sequence[tuple[str, type[Column]]], *, single: bool, tell: bool) -> None:
-        names = [name for name, _ in columns] + ["channel"] * tell
+        told = _NEWS if tell else ()
+        names = [*(name for name, _ in columns), *told]
         if single:
             text = _APPLIED.sub("EXISTS (SELECT FROM applied)", _UNNEST.sub(r"(VALUES (\1))", text))
         self.text = numbered(text, names)
         self.name = b"longrun_%d" % next(_numbers)
         self._kinds = [kind for _, kind in columns]
-        self._oids = [kind.element if single else kind.array for kind in self._kinds] + [Texts.element] * tell
+        self._oids = [kind.element if single else kind.array for kind in self._kinds] + [Texts.element] * len(told)
         self._binary = [1] * len(names)
 
-    def one(self, connection: OwnConnection, values: Iterable[Any], channel: Sequence[str]) -> list[str]:
+    def one(self, connection: OwnConnection, values: Iterable[Any], news: Sequence[str]) -> list[str]:
         """Run it for one row of each part; answered are the ids for which it was done."""
         packed = [None if value is None else kind.one(value) for kind, value in zip(self._kinds, values, strict=True)]
-        return self._run(connection, packed, channel)
+        return self._run(connection, packed, news)
 
-    def many(self, connection: Connection, columns: Iterable[tuple[Any, ...]], channel: Sequence[str]) -> list[str]:
+    def many(self, connection: Connection, columns: Iterable[tuple[Any, ...]], news: Sequence[str]) -> list[str]:
         """Run it for the rows of these columns."""
         packed = [kind(values) for kind, values in zip(self._kinds, columns, strict=True)]
         if isinstance(connection, OwnConnection):
-            return self._run(connection, [column.data for column in packed], channel)
+            return self._run(connection, [column.data for column in packed], news)
         cursor = psycopg.RawCursor(connection)
-        row = cursor.execute(self.text, [*packed, *channel], prepare=True, binary=True).fetchone()
+        row = cursor.execute(self.text, [*packed, *news], prepare=True, binary=True).fetchone()
         return (row and row[0]) or []
 
-    def _run(self, connection: OwnConnection, packed: Sequence[bytes | None], channel: Sequence[str]) -> list[str]:
+    def _run(self, connection: OwnConnection, packed: Sequence[bytes | None], news: Sequence[str]) -> list[str]:
         self._prepare(connection)
-        values = [*packed, *map(str.encode, channel)]
+        values = [*packed, *map(str.encode, news)]
         result = _answer(connection.pgconn.exec_prepared, self.name, values, self._binary, Format.BINARY)
         return texts_of(result.get_value(0, 0))
 

@@ -21,6 +21,7 @@ from attrs import Attribute, field, frozen
 
 from longrun.errors import ConfigError, MissingExtraError, StoreError, StoreSettingsError, StoreUnavailableError
 from longrun.stores._redis.address import check_parameters
+from longrun.stores.store import READERS
 
 if TYPE_CHECKING:
     import redis
@@ -30,6 +31,8 @@ T = TypeVar("T")
 OLDEST = (6, 2)
 KEPT = 4
 LEAST = 2
+AT_ONCE = READERS + 2
+"""Connections that a store uses at most: its readers, its writer and its watcher, one each."""
 PAUSES = (0.05, 0.2, 0.5)
 """Seconds before each repetition when no answer came."""
 
@@ -48,6 +51,8 @@ _SENTENCES = {
     "CLUSTERDOWN": "the cluster is down",
     "MOVED": "another node of the cluster has these keys; give that node's URL or a client for it",
 }
+_USED_UP = ("Too many connections", "No connection available")
+"""What the driver's pools say, of either kind and of any version."""
 _SETTINGS = {
     "NOAUTH": "the server wants a password; put it into the URL",
     "WRONGPASS": "the server refuses this user name and password",
@@ -98,6 +103,8 @@ class Server:
     appendfsync: str | None = None
     maxmemory: str | None = None
     maxmemory_policy: str | None = None
+    silent_on: str | None = None
+    """The channel of the store, if this user may not publish there."""
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -113,6 +120,15 @@ class Server:
             found.append(f"maxmemory-policy is {self.maxmemory_policy}: a full server deletes executions")
         return tuple(found)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What whoever runs the server should know, a sentence each."""
+        return self.losses if self.silent_on is None else (*self.losses, self.silence)
+
+    @property
+    def silence(self) -> str:
+        return f"this user may not publish on the channel {self.silent_on}: others see what it did only by looking"
+
 
 class Link:
     """A pool of connections, shared by all threads of one store."""
@@ -120,7 +136,8 @@ class Link:
     def __init__(self, url_or_client: str | redis.Redis, prefix: str, options: Options) -> None:
         self._driver = _driver()
         self.base = f"{{{prefix}}}:".encode()
-        self.name = os.urandom(8).hex()
+        self.channel = self.base + b"changes"
+        self.rename()
         self.server = Server(name="Redis or Valkey", version="")
         self._own = isinstance(url_or_client, str)
         if not isinstance(url_or_client, str | self._driver.Redis):
@@ -133,8 +150,21 @@ class Link:
         self.client: Any = self._from_url(url_or_client, options) if isinstance(url_or_client, str) else url_or_client
         if self.client.get_connection_kwargs().get("decode_responses"):
             raise StoreSettingsError("Redis", "the client decodes answers; make it with decode_responses=False")
-        if getattr(self.client.connection_pool, "max_connections", LEAST) < LEAST:
+        self._check_pool(self.client.connection_pool)
+
+    def rename(self) -> None:
+        """Be another caller to the scripts. To be done when the store is opened: processes that were forked before that
+        would get each other's answers."""
+        self.name = os.urandom(8).hex()
+
+    def _check_pool(self, pool: Any) -> None:
+        """Where a pool lets callers wait for a connection, few will do."""
+        most = getattr(pool, "max_connections", AT_ONCE)
+        if most < LEAST:
             raise StoreSettingsError("Redis", "one connection is not enough: the store listens on one all the time")
+        if most < AT_ONCE and not isinstance(pool, self._driver.BlockingConnectionPool):
+            hint = f"use at least {AT_ONCE}, or a redis.BlockingConnectionPool"
+            raise StoreSettingsError("Redis", f"the client's max_connections={most} is less than it needs; {hint}")
 
     def _from_url(self, url: str, options: Options) -> Any:
         # The driver would repeat a command by itself; here only `repeated` does, which knows what may be repeated.
@@ -280,6 +310,9 @@ class Link:
         for known, sentence in _SENTENCES.items():
             if known in words:
                 return StoreUnavailableError(name, sentence)
+        if text.startswith(_USED_UP):
+            problem = f"all connections of its pool are in use; give it more max_connections: it needs up to {AT_ONCE}"
+            return StoreUnavailableError(name, problem)
         if isinstance(error, self._driver.TimeoutError):
             return StoreUnavailableError(name, f"no answer from {self.place()} in time")
         if isinstance(error, self._driver.ConnectionError | OSError):
@@ -304,6 +337,7 @@ class Link:
             appendfsync=settings.get("appendfsync"),
             maxmemory=settings.get("maxmemory"),
             maxmemory_policy=settings.get("maxmemory-policy"),
+            silent_on=None if self._may_publish() else self.channel.decode(),
         )
         return self.server
 
@@ -317,6 +351,16 @@ class Link:
                 return {}
             found.update(answer)
         return found
+
+    def _may_publish(self) -> bool:
+        """Found out by saying nothing, which nobody listens to."""
+        try:
+            self._repeat(lambda: self.client.publish(self.channel, b""))
+        except StoreError as error:
+            if not isinstance(error.__cause__, self._driver.ResponseError):
+                raise
+            return False
+        return True
 
     def _driver_config(self, name: str) -> dict[str, str]:
         answer: Mapping[str, str] = self.client.config_get(name)

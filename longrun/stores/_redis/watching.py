@@ -56,7 +56,7 @@ class Watch:
     def _subscribe(self) -> None:
         subscription = self._link.client.pubsub()
         try:
-            subscription.subscribe(self._link.base + b"changes")
+            subscription.subscribe(self._link.channel)
             subscription.get_message(timeout=LOOK)
         except BaseException:
             subscription.close()
@@ -67,7 +67,7 @@ class Watch:
         """Whether anything was said; all that was said by now is taken in at once."""
         heard = False
         while (message := self._subscription.get_message(timeout=0.0 if heard else timeout)) is not None:
-            heard = heard or message["type"] == "message"
+            heard = heard or (message["type"] == "message" and message["data"] != b"")
             if not heard:
                 return False
         return heard

@@ -196,5 +196,6 @@ while ARGV[at] do
 end
 local reply = table.concat(answers, ' ')
 if number ~= '' then remember(caller, number, reply) end
-if notable then call('PUBLISH', base .. 'changes', caller) end
+-- All is written by now: who may not say so has written it all the same, and others find it by looking.
+if notable then redis.pcall('PUBLISH', base .. 'changes', caller) end
 return reply

@@ -142,7 +142,7 @@ WITH applied AS (
 SELECT array_agg(id) FROM applied
 
 -- name: answer_and_tell
-SELECT array_agg(id), pg_notify(%(channel)s, '') FROM applied
+SELECT array_agg(id), pg_notify(%(channel)s, %(teller)s) FROM applied
 
 -- name: definitions_of
 SELECT h.id, h.workflow, d.version, d.total, h.queue, h.priority, d.metadata, h.parent_id, h.created, d.crc
@@ -204,7 +204,7 @@ WITH added AS (
     FROM unnest(%(ids)s, %(last)s) AS w (id, last)
     WHERE h.id = w.id
 )
-SELECT pg_notify(%(channel)s, '')
+SELECT pg_notify(%(channel)s, %(teller)s)
 
 -- name: forget_keys
 DELETE FROM {schema}.receipts AS r
