@@ -277,10 +277,13 @@ def sequence_number(id: str, checkpoint: Checkpoint | int | str) -> int:
     """The number that a checkpoint, its id or the number itself means."""
     if isinstance(checkpoint, Checkpoint):
         return checkpoint.seq
-    text = str(checkpoint).removeprefix(f"{id}@")
-    if isinstance(checkpoint, bool) or not text.isdecimal():
-        raise ConfigError("checkpoint", checkpoint, "give a Checkpoint, its id, or its number")
-    return int(text)
+    try:
+        text = str(checkpoint).removeprefix(f"{id}@")
+        if not isinstance(checkpoint, bool) and text.isdecimal():
+            return int(text)
+    except ValueError:  # thousands of digits
+        checkpoint = "a very long number"
+    raise ConfigError("checkpoint", checkpoint, "give a Checkpoint, its id, or its number")
 
 
 def check_states(state: Any) -> frozenset[ExecutionState] | None:

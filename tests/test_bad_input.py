@@ -379,3 +379,17 @@ def test_a_working_directory_that_is_gone_is_said(url: str, tmp_path: Path, monk
     (tmp_path / "gone").rmdir()
     with pytest.raises(StoreSettingsError, match="the working directory is gone"):
         open_store(url)
+
+
+async def test_absurd_numbers_and_metadata_are_refused_in_plain_words(registry: StepRegistry) -> None:
+    deep: list[Any] = []
+    for _ in range(900):
+        deep = [deep]
+    async with Executor(registry, store=MemoryCheckpointStore()) as executor:
+        run = await executor.start("work", 1, id="a")
+        await run.result()
+        for absurd in ("9" * 5000, 10**5000):
+            with pytest.raises(ConfigError, match="a very long number"):
+                await executor.fork("a", checkpoint=absurd)
+        with pytest.raises(NotStorableError, match="metadata"):
+            await executor.start("work", 1, metadata={"deep": deep})
