@@ -172,8 +172,9 @@ class Crew(Starting):
         await self._drained()
         await self.sweeper.claims.settle(LAST_WORDS)
         await self.cut_short()
-        for id, head in list(self.resting.items()):
-            await self._release(id, head)
+        with anyio.move_on_after(LAST_WORDS):  # a store that does not answer: the end of the lock frees them
+            for id, head in list(self.resting.items()):
+                await self._release(id, head)
 
     async def _drained(self) -> None:
         """Give steps their time; whoever sits before the terminal hears why the program does not end at once."""
@@ -227,12 +228,16 @@ class Crew(Starting):
         for engine in self._engines.values():
             await engine.aclose()
         self.threads.close()
+        signed_off = False
         try:
-            if self.runners or await self.store.count(Query(owner=self.owner)):
+            with anyio.move_on_after(LAST_WORDS):
+                if not self.runners and not await self.store.count(Query(owner=self.owner)):
+                    await self.store.unregister(self.owner)
+                    signed_off = True
+            if signed_off:
+                self._lock.release()
+            else:
                 self._lock.abandon()  # something did not end: its executions are freed by the lock, not by a promise
-                return
-            await self.store.unregister(self.owner)
-            self._lock.release()
         except BaseException as error:
             self._lock.abandon()
             if not isinstance(error, LongrunError):

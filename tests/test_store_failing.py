@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from longrun import (
     EventType,
     ExecutionBlockedError,
+    ExecutionState,
     Executor,
     ExecutorConfig,
     LongrunError,
@@ -26,7 +27,7 @@ from longrun import (
     TooLargeError,
     WaitFor,
 )
-from longrun.stored import Claim, Loaded, Save, Write
+from longrun.stored import Claim, Loaded, Query, Save, Write
 from longrun.stores.base import Answer
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
@@ -438,3 +439,81 @@ async def test_who_only_reads_keeps_no_program_from_ending(store):
         readers = [thread for thread in threading.enumerate() if thread.name.startswith("longrun-reader")]
         assert readers
         assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("longrun-"))
+
+
+class SilentBackend(MemoryBackend):
+    """Takes connections, so to speak, and from some moment on answers nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent = False
+        self.waiting = 0
+        self.closed = False
+        self.go = threading.Event()
+
+    def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        self.hang()
+        return super().commit(batch)
+
+    def load(self, id: str) -> Loaded | None:
+        self.hang()
+        return super().load(id)
+
+    def count(self, query: Query) -> dict[ExecutionState, int]:
+        self.hang()
+        return super().count(query)
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+    def hang(self) -> None:
+        if self.silent:
+            self.waiting += 1
+            assert self.go.wait(PATIENCE)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longrun.crew.LAST_WORDS", 0.05)
+    monkeypatch.setattr("longrun.stores.store.PATIENCE", 0.05)
+
+
+async def test_who_is_cancelled_does_not_wait_for_a_read_that_is_never_answered():
+    backend = SilentBackend()
+    async with CheckpointStore(backend) as store:
+        backend.silent = True
+        with anyio.fail_after(PATIENCE), anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(store.load, "a")
+                while not backend.waiting:
+                    await anyio.lowlevel.checkpoint()
+                scope.cancel()
+        assert not backend.go.is_set()
+        backend.go.set()
+    assert backend.closed, "a reader that has answered keeps nothing open"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_store_that_answers_nothing_any_more_can_be_left(busy):
+    """It is not closed under the hands of whoever waits for it, and cannot be used again."""
+    backend = SilentBackend()
+    store = CheckpointStore(backend)
+    steps = Steps(ShakyBackend())
+    steps.fail_at = -1
+    steps.go = anyio.Event()
+    config = ExecutorConfig(drain_timeout=0)
+    with anyio.fail_after(PATIENCE), capture_logs() as logs:
+        async with Executor(steps.registry, store=store, config=config) as executor:
+            if busy:
+                await executor.start("work", 0, id="a")
+                while not steps.calls:
+                    await anyio.lowlevel.checkpoint()
+            backend.silent = True
+            steps.go.set()
+        assert not backend.closed
+        assert "store.left_behind" in {entry["event"] for entry in logs}
+        with pytest.raises(StoreUnavailableError, match="make another"):
+            await store.open()
+    backend.go.set()

@@ -42,12 +42,13 @@ class Readers:
         self._limit = limit
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
         self._threads = self._busy = 0
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """What the function gives, called in a reader's thread. Waits for it even when cancelled: what it uses may be
-        closed as soon as nobody waits."""
-        value: T = await _answered(function, args, self._add)
+        """What the function gives, called in a reader's thread. Who is cancelled does not wait for it: a server may
+        never answer. What it uses stays open until it has."""
+        value: T = await _answered(function, args, self._add, shield=False)
         return value
 
     def _add(self, request: _Request) -> None:
@@ -72,13 +73,15 @@ class Readers:
             request.serve()
             with self._lock:
                 self._busy -= 1
+                self._idle.notify_all()
 
-    def close(self) -> None:
-        """End the threads, each after what it does now."""
+    def close(self, patience: float | None = None) -> bool:
+        """End the threads, each after what it does now; False if one of them has not after so many seconds."""
         with self._lock:
             threads, self._threads = self._threads, 0
-        for _ in range(threads):
-            self._requests.put(None)
+            for _ in range(threads):
+                self._requests.put(None)
+            return self._idle.wait_for(lambda: self._busy <= 0, patience)
 
 
 async def apart(function: Callable[[], T]) -> T:
@@ -87,14 +90,16 @@ async def apart(function: Callable[[], T]) -> T:
     def ask(request: _Request) -> None:
         threading.Thread(target=request.serve, name="longrun-apart", daemon=True).start()
 
-    value: T = await _answered(function, (), ask)
+    value: T = await _answered(function, (), ask, shield=True)
     return value
 
 
-async def _answered(function: Callable[..., Any], args: tuple[Any, ...], ask: Callable[[_Request], object]) -> Any:
+async def _answered(
+    function: Callable[..., Any], args: tuple[Any, ...], ask: Callable[[_Request], object], *, shield: bool
+) -> Any:
     loop = current_loop()
     waiter = loop.waiter()
-    with anyio.CancelScope(shield=True):
+    with anyio.CancelScope(shield=shield):
         ask(_Request(function, args, loop, waiter))
         value, error = await waiter
     if error is not None:

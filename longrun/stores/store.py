@@ -14,7 +14,14 @@ from typing import Any, Self, TypeVar
 
 import attrs
 
-from longrun.errors import CodecError, CorruptDataError, ExecutionNotFoundError, LongrunError
+from longrun.errors import (
+    CodecError,
+    CorruptDataError,
+    ExecutionNotFoundError,
+    LongrunError,
+    StoreUnavailableError,
+)
+from longrun.logging import get_logger
 from longrun.loops import Loop, current_loop
 from longrun.records import FINISHED, ExecutionState, RetentionPolicy
 from longrun.seal import Seal
@@ -39,6 +46,8 @@ from longrun.stores.writer import Done, Writer
 T = TypeVar("T")
 
 READERS = 4
+PATIENCE = 5.0
+"""How long leaving waits for a backend that answers nothing."""
 UNREADABLE = b"\x01"
 """Stands for a state that cannot be unsealed: no codec reads it."""
 
@@ -54,6 +63,8 @@ class CheckpointStore:
         self._users = 0
         self._lock = threading.Lock()
         self._readers = Readers(READERS)
+        self._is_stuck = False
+        """Whether something was still asked of the backend when everybody had left: it was not closed."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.backend.kind}>"
@@ -67,6 +78,8 @@ class CheckpointStore:
 
     def _open(self) -> None:
         with self._lock:
+            if self._is_stuck:
+                raise StoreUnavailableError(self.backend.kind, "it was left before it had answered: make another")
             if self._users == 0:
                 self.backend.open()
                 self._writer.start()
@@ -82,9 +95,12 @@ class CheckpointStore:
             self._users -= 1
             if self._users == 0:
                 self._watcher.stop()
-                self._writer.stop()
-                self._readers.close()
-                self.backend.close()
+                ended = [self._writer.stop(PATIENCE), self._readers.close(PATIENCE)]
+                if all(ended):
+                    self.backend.close()
+                else:
+                    self._is_stuck = True
+                    get_logger().error("store.left_behind", kind=self.backend.kind)
 
     async def __aenter__(self) -> Self:
         return await self.open()

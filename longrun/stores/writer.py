@@ -42,6 +42,7 @@ class Writer:
         """Whether the thread has to be woken. Set before it looks a last time, so that nothing is added unnoticed."""
         self._lock = threading.Lock()
         self._closing = True
+        self._turns = 0
         self._thread: threading.Thread | None = None
         self._waiting: deque[tuple[Loop, Waiter]] = deque()
 
@@ -50,14 +51,18 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name=f"longrun-writer-{self._backend.kind}", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Do everything that is queued, then end the thread."""
+    def stop(self, patience: float | None = None) -> bool:
+        """Do everything that is queued, then end the thread; False if nothing of it was done for so many seconds."""
         with self._lock:
             self._closing = True
         self._wake.put(None)
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        while self._thread is not None and self._thread.is_alive():
+            before = self._turns
+            self._thread.join(patience)
+            if self._turns == before and self._thread.is_alive():
+                return False
+        self._thread = None
+        return True
 
     def room(self, loop: Loop) -> Waiter | None:
         """None if a write may be added now; otherwise what to wait for before asking again."""
@@ -93,6 +98,7 @@ class Writer:
             self._asleep = False
             while queue:
                 self._deliver(*self._next())
+                self._turns += 1
                 while self._waiting and len(queue) < QUEUE_LIMIT:
                     loop, waiter = self._waiting.popleft()
                     loop.call_soon(waiter, None)
