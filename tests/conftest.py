@@ -27,6 +27,9 @@ from tests.servers import PostgresServer, RedisServer, Source
 LEAK_PATIENCE = 3.0
 """Seconds that a thread or a child process may take to end after its test."""
 
+CAMPAIGN = Path(__file__).with_name("campaign")
+"""What plain `pytest` leaves out, and `pytest tests/campaign` runs."""
+
 OWN_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Children that the standard library starts once and keeps for the life of the process."""
 
@@ -56,6 +59,14 @@ def pytest_configure() -> None:
     """A shell starts what runs in its background deaf to Ctrl-C, and every child would be so too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The campaign takes long: it runs where it is named."""
+    if collection_path != CAMPAIGN:
+        return None
+    named = [Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args]
+    return None if any(path.is_relative_to(collection_path) for path in named) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
