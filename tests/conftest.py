@@ -61,6 +61,10 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_unconfigure() -> None:
+    servers.remove_clusters()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The campaign takes long: it runs where it is named."""
     if collection_path != CAMPAIGN:
