@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import quote
@@ -26,6 +27,9 @@ from tests.servers import PostgresServer, RedisServer, Source
 
 LEAK_PATIENCE = 3.0
 """Seconds that a thread or a child process may take to end after its test."""
+
+CAMPAIGN = Path(__file__).with_name("campaign")
+"""What plain `pytest` leaves out, and `pytest tests/campaign` runs."""
 
 OWN_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Children that the standard library starts once and keeps for the life of the process."""
@@ -58,12 +62,34 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_unconfigure() -> None:
+    servers.remove_clusters()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The campaign takes long: it runs where it is named."""
+    if collection_path != CAMPAIGN:
+        return None
+    named = [Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args]
+    return None if any(path.is_relative_to(collection_path) for path in named) else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--thorough"):
         left_out = [item for item in items if item.get_closest_marker("thorough")]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Thousands of tests stay to the end: the garbage collector need not look through them each time."""
+    gc.freeze()
+    try:
+        return (yield)
+    finally:
+        gc.unfreeze()
 
 
 def pytest_report_header() -> list[str]:

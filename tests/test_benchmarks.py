@@ -415,12 +415,6 @@ def test_what_a_process_costs_anyway_is_in_no_price() -> None:
     assert found == instructions.Prices(step=30, execution=700)
 
 
-@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind counts the instructions, and is not installed")
-def test_the_instructions_of_a_run_are_counted_and_its_answer_checked(tmp_path: Path) -> None:
-    with Places(tmp_path) as places:
-        assert instructions.counted("bare", "sqlite", places)(1, 2) > 100_000
-
-
 def test_without_valgrind_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(SystemExit):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.cli.sample_app import config, registry
 ROOT = Path(__file__).parent.parent.parent
 APP = "tests.cli.sample_app:registry"
 PATIENCE = 60.0
+LOOK_AGAIN = 0.02
 
 
 @pytest.fixture(autouse=True)
@@ -137,9 +139,11 @@ def process(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def until(condition: Callable[[], Any], what: str = "") -> Any:
     """Look until it is true, and give what it gave."""
     deadline = time.monotonic() + PATIENCE
+    pace = threading.Event()  # never set: whoever is waited for needs the processor too
     while time.monotonic() < deadline:
-        if found := condition():  # a command, or a read of a store: it takes its time
+        if found := condition():
             return found
+        pace.wait(LOOK_AGAIN)
     raise AssertionError(f"it did not come to pass: {what}")
 
 

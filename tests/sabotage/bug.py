@@ -27,7 +27,7 @@ class Bug:
     tests: tuple[str, ...]
     plant: Plant
     quick: bool
-    """Whether it is planted in every ordinary run of the suite, too."""
+    """Whether `pytest tests/campaign` plants it too, without `--thorough`."""
 
 
 class NothingToPlantError(Exception):

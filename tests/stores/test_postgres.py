@@ -56,10 +56,38 @@ def server_url(postgres_server: PostgresServer | Source) -> str:
     return postgres_server.url
 
 
+@pytest.fixture(scope="session")
+def spare_schemas(postgres_server: PostgresServer | Source) -> Iterator[list[str]]:
+    """Schemas that a store has made its tables in, and that are empty again."""
+    assert postgres_server.url is not None
+    spare: list[str] = []
+    yield spare
+    for name in spare:
+        execute(postgres_server.url, f"SET client_min_messages = warning; DROP SCHEMA {name} CASCADE")
+
+
+@pytest.fixture
+def empty_schema(server_url: str, spare_schemas: list[str]) -> Iterator[str]:
+    """The tables of a store with nothing in them: to make them takes longer than most tests. Emptying it fails if the
+    test left a transaction open on it; then nobody else gets it."""
+    if not spare_schemas:
+        spare_schemas.append(f"test_{uuid.uuid4().hex}")
+        with opened(PostgresBackend(server_url, schema=spare_schemas[0])):
+            pass
+    name = spare_schemas.pop()
+    yield name
+    tables = [f"{name}.{table}" for table in migrations.TABLES]
+    with psycopg.connect(server_url, options="-c lock_timeout=5s") as connection:
+        connection.execute(f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE".encode())
+        connection.execute("; ".join(f"DELETE FROM {table}" for table in tables).encode())
+    spare_schemas.append(name)
+
+
 class TestPostgresStore(StoreConformance):
     @pytest.fixture(autouse=True)
-    def place(self, server_url: str, postgres_schema: str) -> None:
-        self.url, self.schema = server_url, postgres_schema
+    def place(self, request: pytest.FixtureRequest, server_url: str) -> None:
+        new = request.function.__name__ == "test_opening_together"  # which finds nothing there
+        self.url, self.schema = server_url, request.getfixturevalue("postgres_schema" if new else "empty_schema")
 
     def make_store(self) -> CheckpointStore:
         return PostgresCheckpointStore(self.url, schema=self.schema)
@@ -74,8 +102,8 @@ class TestPostgresStoreOnAPool(SaveContract, MessageContract):
     """An application's own pool, with its own habits: transactions by default, and only one connection."""
 
     @pytest.fixture(autouse=True)
-    def place(self, server_url: str, postgres_schema: str) -> Iterator[None]:
-        self.schema = postgres_schema
+    def place(self, server_url: str, empty_schema: str) -> Iterator[None]:
+        self.schema = empty_schema
         with psycopg_pool.ConnectionPool(server_url, min_size=1, max_size=1, open=True) as self.pool:
             yield
 

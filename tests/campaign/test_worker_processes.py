@@ -21,10 +21,10 @@ import redis
 from longrun.client import Client
 from longrun.control_room import LOOK_AGAIN
 from tests.campaign import work
+from tests.campaign.fleet import PATIENCE, Shared, fleet, in_order, sail
 from tests.campaign.forks import Forks
 from tests.campaign.judge import judge
 from tests.campaign.outside import Outside, Record
-from tests.fleet import PATIENCE, Shared, fleet, in_order, sail
 from tests.servers import PostgresServer, RedisServer, Source
 
 pytestmark = pytest.mark.xdist_group("worker-processes")  # one fleet for all of them

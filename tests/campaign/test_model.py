@@ -21,7 +21,7 @@ from longrun.stored import Claim, Loaded, Save, Write
 from longrun.stores.base import Answer
 from longrun.stores.memory import MemoryBackend, _Record
 from longrun.stores.store import CheckpointStore
-from tests.stores.model import NewPlace, StoreMachine
+from tests.campaign.model import NewPlace, StoreMachine
 
 
 def memory(request: pytest.FixtureRequest) -> NewPlace:

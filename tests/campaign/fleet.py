@@ -126,7 +126,7 @@ def in_order(records: list[Record]) -> list[Record]:
 def fleet(number: int = 4) -> Iterator[list[Forks]]:
     """The parents of so many worker processes; they take long to start and are good for many tests."""
     with ExitStack() as stack:
-        yield [stack.enter_context(Forks("tests.fleet")) for _ in range(number)]
+        yield [stack.enter_context(Forks("tests.campaign.fleet")) for _ in range(number)]
 
 
 def sail(ships: list[Forks], shared: Shared, *, telling: bool = True, concurrency: int = 20, first: int = 1) -> None:
