@@ -147,10 +147,11 @@ class SimulatedWriter(Writer):
     def start(self) -> None:
         self._closing = False
 
-    def stop(self) -> None:
+    def stop(self, patience: float | None = None) -> bool:
         self._closing = True
         while self._queue:
             self._deliver(*self._next())
+        return True
 
     def add(self, job: Job) -> None:
         if self._closing:
