@@ -14,6 +14,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -154,7 +155,7 @@ class ChildContext(SyncStepContext):
 
 def main() -> None:
     _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to obey: it stops us when it is time
+    _leave_signals_to_parent()
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)  # what the step starts must not keep the pipe open when we are gone
     os.register_at_fork(after_in_child=end.close)
@@ -235,6 +236,37 @@ def _main_module(main: dict[str, str] | None) -> Any:
         return _mains[main["file"]]
     finally:
         pipes.loading_main = False
+
+
+def _leave_signals_to_parent() -> None:
+    """A Ctrl-C, or the SIGTERM of a supervisor, comes to the whole group: the parent stops us when it is time. What the
+    step starts is ended by a SIGTERM as ever: a handler, unlike SIG_IGN, does not outlast an exec."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _go_on)
+    os.register_at_fork(before=_hold_sigterm, after_in_parent=_release_sigterm, after_in_child=_let_sigterm_end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, pipes.UNTIL_READY)
+
+
+def _go_on(number: int, frame: object) -> None:
+    pass
+
+
+_forking = threading.local()
+
+
+def _hold_sigterm() -> None:
+    """Until a copy of us has it back: one that comes to it before would be lost."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+
+
+def _release_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _let_sigterm_end() -> None:
+    if signal.getsignal(signal.SIGTERM) is _go_on:  # and not a handler of the step
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _release_sigterm()
 
 
 def _die_with_parent() -> None:

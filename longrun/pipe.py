@@ -6,6 +6,7 @@ Place in the life of an execution: run a step, in another process.
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import struct
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from longrun import codec
 
 _LENGTH = struct.Struct(">Q")
+UNTIL_READY = (signal.SIGINT, signal.SIGTERM)
+"""Signals that come to a whole process group, for the parent to obey. A child is started with them blocked, and
+unblocks them when they no longer end it."""
 loading_main = False
 """Whether this is a child process that loads the program to find a step in it."""
 

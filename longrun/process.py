@@ -8,12 +8,14 @@ time-out kill the child; its death fails the attempt, not the program; and it di
 from __future__ import annotations
 
 import builtins
+import contextlib
 import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import anyio
@@ -22,7 +24,7 @@ import attrs
 from longrun import codec
 from longrun.attempt import Attempt
 from longrun.errors import NonRetryable, StepProcessError, UnsupportedInProcessError
-from longrun.pipe import Pipe
+from longrun.pipe import UNTIL_READY, Pipe
 from longrun.records import Progress
 from longrun.registry import DIRECTIVES, Step
 from longrun.telemetry import carrier
@@ -44,7 +46,7 @@ class Child:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, _held_back(UNTIL_READY):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "longrun.child", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
@@ -73,6 +75,16 @@ class Child:
             named = {known.value: known.name for known in signal.Signals}
             return f"was killed by {named.get(-code, f'signal {-code}')}"
         return f"ended with exit code {code}"
+
+
+@contextlib.contextmanager
+def _held_back(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """What is started meanwhile gets them when it asks for them, not before; so does this thread."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ProcessEngine:

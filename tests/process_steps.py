@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -194,3 +195,18 @@ def trace(state: dict[str, Any]) -> str:
     from opentelemetry.trace import get_current_span
 
     return f"{get_current_span().get_span_context().trace_id:032x}"
+
+
+def terminate_helpers(state: dict[str, Any]) -> list[int]:
+    """How what it has started ends by a SIGTERM: something it executes, and a copy of itself."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as executed:
+        executed.terminate()
+        codes = [executed.wait()]
+    read, write = os.pipe()
+    if (forked := os.fork()) == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    os.kill(forked, signal.SIGTERM)
+    os.close(write)
+    return [*codes, os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])]

@@ -149,6 +149,17 @@ async def test_the_time_of_a_step_begins_when_there_is_a_child_for_it(tmp_path: 
             assert (await queued.result())["n"] == 2
 
 
+async def test_a_sigterm_to_the_whole_group_leaves_the_attempt_alone(tmp_path: Path) -> None:
+    """Only the parent decides what becomes of it: a drain uses no attempt up."""
+    registry = registry_of(process_steps.wait_until_told, retry=RetryPolicy(max_attempts=1))
+    async with Executor(registry, store="memory:") as executor:
+        with anyio.fail_after(30):
+            run = await executor.start("w", {"told": str(tmp_path / "told"), "pid_file": str(tmp_path / "pid")})
+            os.kill(int(await read_when_there(tmp_path / "pid")), signal.SIGTERM)
+            (tmp_path / "told").touch()
+            await run.result()
+
+
 @pytest.mark.parametrize(
     ("step", "seconds", "says"),
     [(process_steps.leave_a_helper, None, "SIGKILL"), (process_steps.wait_for_a_helper, 0.7, "ran over its time-out")],
@@ -284,6 +295,15 @@ def test_a_child_that_is_gone_before_it_has_its_job_fails_the_attempt() -> None:
     attempt: Any = FakeAttempt()
     with pytest.raises(StepProcessError, match="was killed by SIGKILL"):
         _drive(attempt, child, {"state": "x" * 1_000_000})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_does_not_end_a_child_that_is_just_starting(number: signal.Signals) -> None:
+    child = Child()
+    child._process.send_signal(number)
+    child.pipe.close()
+    assert child._process.wait(30) == 0
+    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="this system has no real-time signals")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -192,6 +193,17 @@ def test_a_step_whose_parent_goes_away_is_unwound_and_its_child_leaves(child: Ch
     child.run(process_steps.ask)
     assert child.says()["op"] == "save"
     assert child.ends() == 0
+
+
+def test_a_sigterm_does_not_end_it_but_what_its_step_starts(child: Child) -> None:
+    """A supervisor sends it to all at once: it is the parent's to obey."""
+    child.run(process_steps.ask)
+    assert child.says()["op"] == "save"
+    child.process.terminate()
+    child.pipe.send(CALM)
+    assert child.to_the_end()[1]["op"] == "returned"
+    child.run(process_steps.terminate_helpers, context=False)
+    assert child.to_the_end()[1]["state"] == [-signal.SIGTERM, -signal.SIGTERM]
 
 
 def test_steps_of_a_program_are_found_in_its_file_which_is_loaded_once(child: Child, tmp_path: Path) -> None:
