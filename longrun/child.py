@@ -47,6 +47,7 @@ class PipePort:
         self._look_at = time.monotonic() + LOOK_EVERY
         self._left: tuple[float, float | None] = (0.0, None)
         self._shutting_down = False
+        self._called = False
         self._announced = False
 
     def check(self, *, blocking: bool = False) -> None:
@@ -54,8 +55,8 @@ class PipePort:
 
     @property
     def attention(self) -> bool:
-        """Whether it is time to ask: only the parent knows."""
-        return time.monotonic() >= self._look_at
+        """Whether the parent has said so with its last answer, or it is time to ask."""
+        return self._called or time.monotonic() >= self._look_at
 
     def hand_over(self) -> None:
         self.save_at = time.monotonic() + self._interval
@@ -88,9 +89,10 @@ class PipePort:
         self._look_at = now + LOOK_EVERY
         self._left = (now, answer["time_left"])
         self._shutting_down = answer["shutting_down"]
+        self._called = answer["attention"]
 
     def _look(self) -> None:
-        if self.attention:
+        if time.monotonic() >= self._look_at:
             self._pipe.send({"op": "look"})
             self._note(self._answer())
 

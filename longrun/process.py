@@ -192,7 +192,8 @@ def _serve(attempt: Attempt, child: Child, message: dict[str, Any]) -> None:
         return
     elif op != "look":
         raise UnsupportedInProcessError(op)
-    child.pipe.send({"time_left": attempt.time_left(), "shutting_down": attempt.shutting_down})
+    answer = {"attention": attempt.attention, "shutting_down": attempt.shutting_down, "time_left": attempt.time_left()}
+    child.pipe.send(answer)
 
 
 def _returned(step: Step, message: dict[str, Any]) -> Any:

@@ -125,6 +125,17 @@ def forever(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
+def save_often(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
+    """Makes every bit of its work durable, in one of three ways."""
+    every = 1 if state["how"] == "each" else None
+    for n in ctx.each("beats", range(state["times"]), every=every):
+        if state["how"] == "once":
+            ctx.once("beat", int, n)
+        elif state["how"] == "force":
+            ctx.checkpoint(force=True)
+    return state
+
+
 def deaf(state: dict[str, Any]) -> dict[str, Any]:
     Path(state["pid_file"]).write_text(str(os.getpid()))
     while True:

@@ -188,6 +188,17 @@ async def test_pause_takes_effect_at_the_childs_next_point(tmp_path: Path) -> No
         assert str(loaded.head.state) == "paused"
 
 
+@pytest.mark.parametrize("how", ["each", "once", "force"])
+async def test_a_step_that_saves_all_the_time_obeys_a_pause(how: str) -> None:
+    async with Executor(registry_of(process_steps.save_often), store="memory:") as executor:
+        run = await executor.start("w", {"how": how, "times": 10_000_000})
+        with anyio.fail_after(20):
+            while not (await executor.store.load(run.id)).entries:
+                await anyio.lowlevel.checkpoint()
+            await run.pause()
+        assert str((await executor.store.load(run.id)).head.state) == "paused"
+
+
 async def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

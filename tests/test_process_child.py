@@ -18,7 +18,7 @@ from longrun.pipe import Pipe
 from tests import process_steps
 
 ROOT = str(Path(__file__).parent.parent)
-CALM = {"time_left": None, "shutting_down": False}
+CALM = {"attention": False, "shutting_down": False, "time_left": None}
 
 
 class Child:
@@ -100,7 +100,7 @@ def test_it_saves_and_asks_and_believes_the_answer(child: Child) -> None:
     save = child.says()
     assert (save["op"], save["force"], save["drop"]) == ("save", True, [])
     assert save["put"] == {"local": '{"asked":true}'}
-    child.pipe.send({"time_left": 5.0, "shutting_down": True})
+    child.pipe.send({**CALM, "time_left": 5.0, "shutting_down": True})
     said, last = child.to_the_end()
     assert said == []  # the answer is still fresh: nothing was asked again
     assert 0 < last["state"]["time_left"] <= 5.0
@@ -114,10 +114,24 @@ def test_after_a_while_it_asks_whether_to_go_on(child: Child) -> None:
     while (message := child.says())["op"] != "returned":
         said.append(message)
         if message["op"] in ("obey", "look"):
-            child.pipe.send({"time_left": 3.0, "shutting_down": message["op"] == "look"})
+            child.pipe.send({**CALM, "time_left": 3.0, "shutting_down": message["op"] == "look"})
     assert [one["op"] for one in said] == ["save", "obey", "look"]
     assert said[0]["put"] == {"local": '{"asked":true}'}
     assert message["state"] is True
+
+
+@pytest.mark.parametrize("how", ["each", "once", "force"])
+def test_a_step_that_saves_often_hears_with_the_answer_that_it_must_obey(child: Child, how: str) -> None:
+    child.run(process_steps.save_often, {"how": how, "times": 2})
+    while not (message := child.says()).get("force"):
+        if message["op"] == "obey":  # it was slow to begin
+            child.pipe.send(CALM)
+    child.pipe.send({**CALM, "attention": True})
+    while (message := child.says())["op"] == "progress" or message.get("force") is False:
+        pass
+    assert message["op"] == "obey"
+    child.pipe.send(CALM)
+    assert child.to_the_end()[1]["op"] == "returned"
 
 
 def test_a_step_stands_in_the_trace_of_its_parent(child: Child) -> None:
