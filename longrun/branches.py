@@ -282,11 +282,15 @@ def describe(error: BaseException) -> str:
     return text if len(text) <= 4000 else text[:3997] + "..."
 
 
-def _type_and_text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     try:
-        words = str(error)
+        return str(error)
     except Exception:  # its own defect must not hide what it is
-        words = ""
+        return ""
+
+
+def _type_and_text(error: BaseException) -> str:
+    words = text_of(error)
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 

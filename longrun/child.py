@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -24,14 +25,23 @@ import attrs
 
 from longrun import codec
 from longrun import pipe as pipes
+from longrun.branches import text_of
 from longrun.context import StepContext, SyncStepContext, root_context
-from longrun.errors import StepInterrupted, UnsupportedInProcessError
+from longrun.errors import (
+    ContextClosedError,
+    StepInterrupted,
+    StepMisuseError,
+    UnsupportedInProcessError,
+    holds,
+    raised_itself,
+)
 from longrun.ledger import Ledger
 from longrun.pipe import Pipe
 from longrun.port import StepInfo
 from longrun.records import Progress
 from longrun.registry import DIRECTIVES, Step, StepRegistry
 from longrun.telemetry import carried
+from longrun.threads import ELSEWHERE
 
 T = TypeVar("T")
 LOOK_EVERY = 0.05
@@ -41,8 +51,11 @@ LOOK_EVERY = 0.05
 class PipePort:
     """The port of a context in a child process."""
 
-    def __init__(self, pipe: Pipe, ledger: Ledger, interval: float) -> None:
-        self._pipe, self._ledger, self._interval = pipe, ledger, interval
+    def __init__(self, step: str, pipe: Pipe, ledger: Ledger, interval: float) -> None:
+        self._step, self._pipe, self._ledger, self._interval = step, pipe, ledger, interval
+        self._thread = threading.get_ident()
+        self._asking = threading.Lock()
+        self._over = False
         self.save_at = time.monotonic() + interval
         self._look_at = time.monotonic() + LOOK_EVERY
         self._left: tuple[float, float | None] = (0.0, None)
@@ -51,7 +64,15 @@ class PipePort:
         self._announced = False
 
     def check(self, *, blocking: bool = False) -> None:
-        pass
+        if blocking and threading.get_ident() != self._thread:
+            raise StepMisuseError(ELSEWHERE)
+        if self._over:
+            raise ContextClosedError(self._step, "it has ended")
+
+    def end(self) -> None:
+        """The step is over: a thread that it has left behind must not take the parent's next words for its answer."""
+        with self._asking:
+            self._over = True
 
     @property
     def attention(self) -> bool:
@@ -60,31 +81,29 @@ class PipePort:
 
     def hand_over(self) -> None:
         self.save_at = time.monotonic() + self._interval
-        self._save(force=False)
+        self._pipe.send(self._changes(force=False))
 
     async def durable(self) -> None:
         self.save_at = time.monotonic() + self._interval
-        self._save(force=True)
-        self._note(self._answer())
+        self._ask(self._changes(force=True))
 
     async def obey(self) -> None:
         if self._ledger.dirty:
-            self._save(force=False)
-        self._pipe.send({"op": "obey"})
-        self._note(self._answer())
+            self._pipe.send(self._changes(force=False))
+        self._ask({"op": "obey"})
 
-    def _save(self, *, force: bool) -> None:
+    def _changes(self, *, force: bool) -> dict[str, Any]:
         put, drop = self._ledger.collect()
         text = {key: data.decode() for key, data in put.items()}
-        self._pipe.send({"op": "save", "put": text, "drop": list(drop), "force": force})
+        return {"op": "save", "put": text, "drop": list(drop), "force": force}
 
-    def _answer(self) -> dict[str, Any]:
-        answer = self._pipe.receive()
+    def _ask(self, message: dict[str, Any]) -> None:
+        with self._asking:
+            self.check()
+            self._pipe.send(message)
+            answer = self._pipe.receive()
         if answer is None:
             raise StepInterrupted("the parent process is gone")
-        return answer
-
-    def _note(self, answer: dict[str, Any]) -> None:
         now = time.monotonic()
         self._look_at = now + LOOK_EVERY
         self._left = (now, answer["time_left"])
@@ -93,8 +112,7 @@ class PipePort:
 
     def _look(self) -> None:
         if time.monotonic() >= self._look_at:
-            self._pipe.send({"op": "look"})
-            self._note(self._answer())
+            self._ask({"op": "look"})
 
     def must_stop(self) -> bool:
         return False
@@ -104,6 +122,7 @@ class PipePort:
             self._pipe.send({"op": "progress", **attrs.asdict(progress)})
 
     def announce(self, progress: Progress) -> None:
+        self.check()
         self._announced = True
         self._pipe.send({"op": "progress", **attrs.asdict(progress)})
 
@@ -146,6 +165,7 @@ class ChildContext(SyncStepContext):
         raise UnsupportedInProcessError("start_child")
 
     def checkpoint(self, *, force: bool = False) -> None:
+        self._port.check(blocking=True)
         self._group.capture(force=force or self._port.attention)
         if force:
             self._port.call_from_thread(self._port.durable)
@@ -175,22 +195,32 @@ def _run(pipe: Pipe, job: dict[str, Any]) -> dict[str, Any]:
         step = StepRegistry().register("step", function)
         ledger = Ledger({key: text.encode() for key, text in job["entries"].items()})
         state = codec.structure(job["state"], step.state_type, "state")
-        port = PipePort(pipe, ledger, math.inf if job["interval"] is None else job["interval"])
+        interval = math.inf if job["interval"] is None else job["interval"]
+        port = PipePort(job["info"]["step"], pipe, ledger, interval)
         args = (_context(job, port, ledger), state) if job["takes_context"] else (state,)
-        with carried(job["carrier"]):
-            value = step.function(*args)
+        try:
+            with carried(job["carrier"]):
+                value = step.function(*args)
+        finally:
+            port.end()
         ledger.forget_groups()
         if ledger.dirty:
             port.hand_over()
         return _returned(step, value)
-    except (Exception, SystemExit) as error:
-        return {
-            "op": "raised",
-            "name": type(error).__name__,
-            "kinds": [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__],
-            "text": str(error),
-            "trace": "".join(traceback.format_exception(error))[-8000:],
-        }
+    except StepInterrupted:
+        raise
+    except BaseException as error:  # none of these comes from elsewhere
+        return _raised(raised_itself(error) if holds(error, KeyboardInterrupt, GeneratorExit) else error)
+
+
+def _raised(error: BaseException) -> dict[str, Any]:
+    return {
+        "op": "raised",
+        "name": type(error).__name__,
+        "kinds": [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__],
+        "text": text_of(error),
+        "trace": "".join(traceback.format_exception(error))[-8000:],
+    }
 
 
 def _context(job: dict[str, Any], port: PipePort, ledger: Ledger) -> SyncStepContext:
@@ -218,12 +248,9 @@ def _find(job: dict[str, Any]) -> Callable[..., Any]:
     module = _main_module(job["main"]) if job["module"] == "__main__" else importlib.import_module(job["module"])
     found: Any = module
     for part in job["name"].split("."):
-        found = found[part] if isinstance(found, dict) else getattr(found, part)
+        found = getattr(found, part)
     function: Callable[..., Any] = found
     return function
-
-
-_mains: dict[str, Any] = {}
 
 
 def _main_module(main: dict[str, str] | None) -> Any:
@@ -233,9 +260,11 @@ def _main_module(main: dict[str, str] | None) -> Any:
     try:
         if "module" in main:
             return importlib.import_module(main["module"])
-        if main["file"] not in _mains:
-            _mains[main["file"]] = runpy.run_path(main["file"], run_name="__longrun_main__")
-        return _mains[main["file"]]
+        if pipes.MAIN not in sys.modules:
+            module = types.ModuleType(pipes.MAIN)
+            vars(module).update(runpy.run_path(main["file"], run_name=pipes.MAIN))
+            sys.modules[pipes.MAIN] = module  # where annotations are resolved, and pickle looks
+        return sys.modules[pipes.MAIN]
     finally:
         pipes.loading_main = False
 

@@ -9,6 +9,7 @@ import contextlib
 import signal
 import socket
 import struct
+import threading
 from typing import Any
 
 from longrun import codec
@@ -17,19 +18,23 @@ _LENGTH = struct.Struct(">Q")
 UNTIL_READY = (signal.SIGINT, signal.SIGTERM)
 """Signals that come to a whole process group, for the parent to obey. A child is started with them blocked, and
 unblocks them when they no longer end it."""
+MAIN = "__longrun_main__"
+"""What a program that is a file is called in a child process that has loaded it."""
 loading_main = False
 """Whether this is a child process that loads the program to find a step in it."""
 
 
 class Pipe:
-    """One end of a socket pair, used by one thread at a time for reading and one for writing."""
+    """One end of a socket pair: read by one thread at a time, written to by any."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._sending = threading.Lock()
 
     def send(self, message: dict[str, Any]) -> None:
         data = codec.dumps(message)
-        self._end.sendall(_LENGTH.pack(len(data)) + data)
+        with self._sending:
+            self._end.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> dict[str, Any] | None:
         """The next message; None when the other side is gone."""

@@ -21,10 +21,10 @@ from typing import Any
 import anyio
 import attrs
 
-from longrun import codec
+from longrun import codec, errors
 from longrun.attempt import Attempt
-from longrun.errors import NonRetryable, StepProcessError, UnsupportedInProcessError
-from longrun.pipe import UNTIL_READY, Pipe
+from longrun.errors import StepProcessError, StepSignatureError, UnsupportedInProcessError
+from longrun.pipe import MAIN, UNTIL_READY, Pipe
 from longrun.records import Progress
 from longrun.registry import DIRECTIVES, Step
 from longrun.telemetry import carrier
@@ -95,6 +95,7 @@ class ProcessEngine:
         self._idle: list[Child] = []
 
     async def run(self, attempt: Attempt, state: Any) -> Any:
+        _check_found(attempt.step)
         async with self._places:
             child = self._child()
             finished = False
@@ -127,6 +128,21 @@ class ProcessEngine:
             self._idle.pop().kill()
 
 
+def _check_found(step: Step) -> None:
+    """A child finds a function by its name: that must not be the name of another, such as the one that it decorates.
+    Asked when it runs, since its module may register it before the name is there."""
+    module, name = step.function.__module__, step.function.__qualname__
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found != step.function:
+        raise StepSignatureError(
+            step.name, f"a child process would look for it as {module}.{name}, and does not find this function there"
+        )
+    if module == "__main__" and _main() is None:
+        raise StepSignatureError(step.name, "a child process cannot load this program again: it is not in a file")
+
+
 def _job(attempt: Attempt, state: Any) -> dict[str, Any]:
     step = attempt.step
     return {
@@ -154,7 +170,7 @@ def _main() -> dict[str, str] | None:
     if spec is not None and spec.name != "__main__":
         return {"module": spec.name}
     path = getattr(main, "__file__", None)
-    return {"file": os.path.abspath(path)} if path else None
+    return {"file": os.path.abspath(path)} if path and os.path.exists(path) else None
 
 
 def _drive(attempt: Attempt, child: Child, job: dict[str, Any]) -> dict[str, Any]:
@@ -209,9 +225,10 @@ def _error(step: Step, message: dict[str, Any]) -> Exception:
     """An error that the step's retry policy takes for what it was in the child."""
     text = message["text"]
     policy = step.retry
-    known: list[type] = [NonRetryable, *(policy.retry_on if policy else ()), *(policy.give_up_on if policy else ())]
-    known += [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-    by_name = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in known}
+    known: list[type] = [*(policy.retry_on if policy else ()), *(policy.give_up_on if policy else ())]
+    everywhere = [*vars(builtins).values(), *vars(errors).values()]
+    known += [kind for kind in everywhere if isinstance(kind, type) and issubclass(kind, Exception)]
+    by_name = {_name_there(kind): kind for kind in known}
     kind = next((by_name[name] for name in message["kinds"] if name in by_name), Exception)
     bases: tuple[type, ...] = (RemoteError,) if kind is Exception else (RemoteError, kind)
     fields = {"__init__": _init_plainly, "__str__": lambda self: text}
@@ -221,6 +238,14 @@ def _error(step: Step, message: dict[str, Any]) -> Exception:
         error = type(message["name"], (RemoteError,), fields)()
     error.add_note(message["trace"])
     return error
+
+
+def _name_there(kind: type) -> str:
+    """What a class of this program is called in a child."""
+    module = kind.__module__
+    if module == "__main__":
+        module = (_main() or {}).get("module", MAIN)
+    return f"{module}.{kind.__qualname__}"
 
 
 def _init_plainly(self: Exception) -> None:

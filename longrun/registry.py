@@ -364,6 +364,8 @@ def _check_run_in(name: str, function: StepFunction, run_in: str | None) -> str 
     if run_in == "process":
         if is_async(function):
             raise StepSignatureError(name, "a child process has no event loop; give a plain function")
+        if inspect.ismethod(function) and not isinstance(function.__self__, type):
+            raise StepSignatureError(name, "a child process does not have the object of a method; give a function")
         qualified = getattr(function, "__qualname__", "<")
         if "<" in qualified or not getattr(function, "__module__", None):
             raise StepSignatureError(name, "a child process must find it by module and name; define it at module level")

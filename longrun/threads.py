@@ -25,6 +25,7 @@ except ImportError:  # pragma: no cover -- trio brings it; without it nothing is
     _library = None  # type: ignore[assignment]
 
 DEFAULT_LIMIT = 64
+ELSEWHERE = "a step's context can only be used in the thread that longrun runs it in"
 _current = threading.local()
 
 
@@ -160,7 +161,7 @@ def check_here() -> Bridge:
     """The job of the step thread that runs this; raises in any other thread, and when its attempt is over."""
     bridge: Bridge | None = getattr(_current, "bridge", None)
     if bridge is None:
-        raise StepMisuseError("a step's context can only be used in the thread that longrun runs it in")
+        raise StepMisuseError(ELSEWHERE)
     if bridge.closed:
         raise StepInterrupted("this attempt is over")
     return bridge

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,85 @@ def fail(state: dict[str, Any]) -> dict[str, Any]:
 
 def fail_manifold(state: dict[str, Any]) -> dict[str, Any]:
     raise ExceptionGroup("many", [ValueError("a"), KeyError("b")])
+
+
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("not even this")
+
+
+def fail_without_words(state: dict[str, Any]) -> dict[str, Any]:
+    raise WordlessError
+
+
+def interrupt_itself(state: dict[str, Any]) -> dict[str, Any]:
+    raise KeyboardInterrupt
+
+
+def close_itself(state: dict[str, Any]) -> dict[str, Any]:
+    raise GeneratorExit
+
+
+def audited(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def audit(state: dict[str, Any]) -> dict[str, Any]:
+        return {**function(state), "audited": True}
+
+    return audit
+
+
+class Methods:
+    def method(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    @classmethod
+    def of_class(cls, state: dict[str, Any]) -> str:
+        return cls.__name__
+
+
+def use_elsewhere(ctx: SyncStepContext, state: dict[str, Any]) -> list[str]:
+    """What its context says to another thread."""
+    said: list[str] = []
+
+    def use(call: Callable[..., Any], *args: Any) -> None:
+        try:
+            call(*args)
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    calls: list[tuple[Any, ...]] = [(ctx.once, "key", int), (ctx.checkpoint,), (ctx.each, "x", []), (ctx.progress, 1)]
+    for call in calls:
+        thread = threading.Thread(target=use, args=call)
+        thread.start()
+        thread.join()
+    return said
+
+
+_go, _left = threading.Event(), list[tuple[threading.Thread, list[str]]]()
+
+
+def leave_a_thread(ctx: SyncStepContext, state: dict[str, Any]) -> None:
+    said: list[str] = []
+
+    def ask() -> None:
+        _go.wait()
+        try:
+            said.append(str(ctx.time_left))
+        except Exception as error:
+            said.append(type(error).__name__)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    _left.append((thread, said))
+
+
+def ask_the_thread(state: dict[str, Any]) -> list[str]:
+    """What the thread that an earlier step has left hears from its context, asked when an answer is old."""
+    _pass(0.1)
+    _go.set()
+    thread, said = _left[0]
+    thread.join()
+    return said
 
 
 def wait_until_told(state: dict[str, Any]) -> dict[str, Any]:

@@ -74,20 +74,23 @@ async def test_typed_states_and_directives_cross_the_pipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "says"),
+    ("step", "says", "attempts"),
     [
-        (process_steps.die, "SIGKILL"),
-        (process_steps.leave, "exit code 3"),
-        (process_steps.exit_politely, "SystemExit"),
-        (process_steps.fail, "ValueError: no good"),
-        (process_steps.fail_manifold, "ExceptionGroup: many"),
-        (process_steps.mapped, "ctx.map does not work in a child process"),
+        (process_steps.die, "SIGKILL", 3),
+        (process_steps.leave, "exit code 3", 3),
+        (process_steps.exit_politely, "SystemExit", 3),
+        (process_steps.fail, "ValueError: no good", 3),
+        (process_steps.fail_manifold, "ExceptionGroup: many", 3),
+        (process_steps.fail_without_words, "WordlessError", 3),
+        (process_steps.mapped, "ctx.map does not work in a child process", 1),  # nor would it the next time
     ],
 )
-async def test_what_goes_wrong_in_a_child_fails_the_attempt_not_the_program(step: Any, says: str) -> None:
+async def test_what_goes_wrong_in_a_child_fails_the_attempt_not_the_program(
+    step: Any, says: str, attempts: int
+) -> None:
     with pytest.raises(ExecutionFailedError, match=says) as caught:
         await result_of(registry_of(step, retry=QUICK), {})
-    assert caught.value.attempt == 3
+    assert caught.value.attempt == attempts
 
 
 async def test_the_policy_recognises_the_kind_of_a_childs_error() -> None:
@@ -242,6 +245,67 @@ async def test_a_step_of_a_program_that_runs_as_a_module_is_found_by_its_name(tm
     command = [sys.executable, "-m", "runs_as_module"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert done.stdout == "runs_as_module\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["refused.py"], "failed in step 'pay' at attempt 1: Refused: the card"),
+        (["-m", "refused"], "failed in step 'pay' at attempt 1: Refused: the card"),
+        (["-"], "failed in step 'pay' at attempt 1: StepSignatureError: step 'pay' cannot be used: a child process"),
+    ],
+)
+def test_the_policy_recognises_an_error_of_the_program_itself(command: list[str], says: str, tmp_path: Path) -> None:
+    """However it is started, and whatever a child calls it. One that is in no file cannot be loaded there."""
+    program = tmp_path / "refused.py"
+    program.write_text(
+        "import anyio\n"
+        "from longrun import ExecutionFailedError, Executor, RetryPolicy, StepRegistry\n"
+        "class Refused(Exception):\n"
+        "    pass\n"
+        "def pay(state):\n"
+        "    raise Refused('the card')\n"
+        "async def main():\n"
+        "    registry = StepRegistry()\n"
+        "    policy = RetryPolicy(max_attempts=2, initial=0, give_up_on=(Refused,))\n"
+        "    registry.register(None, pay, run_in='process', retry=policy)\n"
+        "    registry.workflow('w', ['pay'])\n"
+        "    async with Executor(registry, store='memory:') as executor:\n"
+        "        try:\n"
+        "            await (await executor.start('w', None)).result()\n"
+        "        except ExecutionFailedError as error:\n"
+        "            print(error)\n"
+        "if __name__ == '__main__':\n"
+        "    anyio.run(main)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    with program.open() as text:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env=environment,
+            stdin=text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert says in done.stdout, done.stderr
+
+
+async def test_a_function_that_does_not_stand_under_its_name_is_refused() -> None:
+    """A child would run the one that does, without what decorates it."""
+    registry = StepRegistry()
+    registry.register("w", process_steps.audited(process_steps.double), run_in="process", retry=QUICK)
+    registry.workflow("w", ["w"])
+    with pytest.raises(ExecutionFailedError, match="does not find this function there") as caught:
+        await result_of(registry, {"n": 1})
+    assert caught.value.attempt == 1
+
+
+async def test_a_method_of_a_class_is_found_and_one_of_an_object_is_refused() -> None:
+    assert await result_of(registry_of(process_steps.Methods.of_class), {}) == "Methods"
+    with pytest.raises(StepSignatureError, match="does not have the object"):
+        registry_of(process_steps.Methods().method)
 
 
 def test_a_program_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,9 @@ def test_a_coroutine_that_needs_no_loop_runs_and_one_that_does_is_refused(child:
     [
         (process_steps.fail, False, "ValueError", "no good"),
         (process_steps.exit_politely, False, "SystemExit", "enough"),
+        (process_steps.interrupt_itself, False, "StepError", "the step raised KeyboardInterrupt"),
+        (process_steps.close_itself, False, "StepError", "the step raised GeneratorExit"),
+        (process_steps.fail_without_words, False, "WordlessError", ""),
         (process_steps.mapped, True, "UnsupportedInProcessError", "ctx.map does not work"),
         (process_steps.parent_of, True, "UnsupportedInProcessError", "ctx.start_child does not work"),
     ],
@@ -235,6 +239,45 @@ def test_steps_of_a_program_are_found_in_its_file_which_is_loaded_once(child: Ch
     assert child.to_the_end()[1]["state"]["n"] == 6
 
 
+def test_a_program_that_was_loaded_is_a_module_like_any_other(child: Child, tmp_path: Path) -> None:
+    """Annotations are resolved in it, and pickle finds what is in it."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from __future__ import annotations\n"
+        "import pickle\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Page:\n"
+        "    url: str\n"
+        "    above: Page | None = None\n"
+        "def climb(page: Page) -> Page:\n"
+        "    return pickle.loads(pickle.dumps(page.above))\n"
+    )
+    state = {"url": "a/b", "above": {"url": "a", "above": None}}
+    main = {"file": str(program)}
+    child.run(process_steps.fail, state, context=False, module="__main__", name="climb", main=main)
+    last = child.to_the_end()[1]
+    assert last["op"] == "returned", last["text"]
+    assert last["state"] == {"url": "a", "above": None}
+
+
+def test_its_context_is_for_the_thread_of_the_step_alone(child: Child) -> None:
+    """But for progress, which any thread may tell: the parent's answer would come to whoever reads first."""
+    child.run(process_steps.use_elsewhere)
+    said, last = child.to_the_end()
+    assert [one["op"] for one in said] == ["progress"]
+    misuse = "StepMisuseError: a step's context can only be used in the thread that longrun runs it in"
+    assert last["state"] == [misuse] * 3
+
+
+def test_a_thread_that_a_step_leaves_behind_does_not_take_what_is_for_the_next(child: Child) -> None:
+    child.run(process_steps.leave_a_thread)
+    assert child.to_the_end()[1]["op"] == "returned"
+    child.run(process_steps.ask_the_thread, context=False)
+    said, last = child.to_the_end()
+    assert (said, last["state"]) == ([], ["ContextClosedError"])
+
+
 @pytest.mark.parametrize(
     ("where", "text"),
     [
@@ -260,3 +303,19 @@ def test_a_message_that_is_cut_off_is_nobody_speaking() -> None:
         theirs.sendall((100).to_bytes(8, "big") + b"half of i")
         theirs.close()
         assert Pipe(ours).receive() is None
+
+
+def test_what_several_threads_say_at_once_is_not_mixed_up() -> None:
+    """Messages larger than what the socket takes at once."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(10)
+        reader, writer = Pipe(ours), Pipe(theirs)
+        texts = [letter * 1_000_000 for letter in "abcd"]
+        threads = [threading.Thread(target=writer.send, args=({"text": text},), daemon=True) for text in texts]
+        for thread in threads:
+            thread.start()
+        messages = [reader.receive() for _ in threads]
+        for thread in threads:
+            thread.join()
+    assert sorted(message["text"] for message in messages if message) == texts
