@@ -5,6 +5,7 @@ Place in the life of an execution: the first. A registry maps names to functions
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -344,16 +345,14 @@ def _check_retry(retry: object) -> RetryPolicy | None:
     return retry
 
 
-MOST_SECONDS = sys.float_info.max
-
-
 def _check_timeout(timeout: object) -> float | None:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
-        raise ConfigError("timeout", timeout, "give seconds above 0, a timedelta, or None")
-    return float(seconds)
+    with contextlib.suppress(OverflowError):  # a whole number with hundreds of digits
+        if not isinstance(seconds, bool) and isinstance(seconds, int | float) and seconds > 0:
+            return float(seconds)
+    raise ConfigError("timeout", timeout, "give seconds above 0, a timedelta, or None")
 
 
 def _check_run_in(name: str, function: StepFunction, run_in: str | None) -> str | None:

@@ -199,6 +199,10 @@ def test_bad_options_are_refused_at_once(options, word):
         StepRegistry().register("a", plain, **options)
 
 
+def test_a_time_out_may_be_endless():
+    assert StepRegistry().register("a", plain, timeout=float("inf")).timeout == float("inf")
+
+
 def test_a_process_step_must_be_found_by_name():
     registry = StepRegistry()
 
