@@ -173,8 +173,7 @@ class Runner:
         return await self.inbox.obeyed(number, self.ended)
 
     def finish(self) -> None:
-        """It runs no more here: tell whoever waits. What would keep it and its state in memory until the garbage is
-        collected is let go."""
+        """It runs no more here: tell whoever waits, and let go what only the garbage collector would free."""
         self._running = None
         self.ended.set()
         self.inbox.stir()
@@ -486,8 +485,7 @@ class Runner:
             self.book.tell_if_quiet(EventType.PROGRESS, data=self._forecast(progress))
 
     def _forecast(self, progress: Progress | None) -> dict[str, Any]:
-        executor = self._executor
-        return executor.forecaster.tell(self.book.definition, self.head, progress, executor.spawn)
+        return self._executor.forecaster.tell(self.book.definition, self.head, progress, self._executor.spawn)
 
     def shutdown_left(self) -> float | None:
         return self._executor.shutdown_left()

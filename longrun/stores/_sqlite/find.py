@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from longrun.errors import CorruptDataError
@@ -122,13 +123,17 @@ def _as_json(n: int, key: str, value: Any) -> dict[str, str]:
     return {f"key{n}": rows.json_text(key), f"value{n}": rows.json_text(value)}
 
 
+_value = lru_cache(64)(json.loads)
+"""What is looked for, which is the same for every row."""
+
+
 def _contains(id: str, metadata: str, text: str) -> bool:
-    folded = json.loads(text)
+    folded = _value(text)
     return any(folded in value.casefold() for value in searched_texts(id, _mapping(metadata)))
 
 
 def _equals(metadata: str, key: str, value: str) -> bool:
-    return same_value(_mapping(metadata).get(json.loads(key)), json.loads(value))
+    return same_value(_mapping(metadata).get(_value(key)), _value(value))
 
 
 def _mapping(text: str) -> Mapping[str, Any]:
