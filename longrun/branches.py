@@ -318,8 +318,10 @@ def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def result_type(function: Callable[..., Any], name: str) -> Any:
-    """What a function's annotation says it gives, awaited if need be."""
+    """What a function's annotation says it gives, awaited if need be. What cannot be stored is refused here, before
+    a call is made whose result would be lost."""
     annotation = type_hints(name, function).get("return", Any)
     if typing.get_origin(annotation) in AWAITABLES:
-        return typing.get_args(annotation)[-1]
+        annotation = typing.get_args(annotation)[-1]
+    codec.check_annotation(annotation)
     return annotation

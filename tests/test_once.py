@@ -304,6 +304,25 @@ async def test_a_result_that_was_refused_may_be_made_again_in_another_form(plain
     assert await run(registry_of(plain_step if plain else step)) == "a lock"
 
 
+async def test_what_says_that_it_gives_something_unstorable_is_not_called():
+    """The call may cost something, and its result would be lost."""
+    calls = []
+
+    def connect(*_: Any) -> threading.Event:
+        calls.append("connected")
+        return threading.Event()
+
+    async def step(ctx: StepContext, state):
+        with pytest.raises(NotStorableError):
+            await ctx.once("client", connect)
+        with pytest.raises(NotStorableError):
+            await ctx.map(connect, [1, 2])
+        return await ctx.once("client", lambda: "nothing")
+
+    assert await run(registry_of(step)) == "nothing"
+    assert calls == []
+
+
 async def test_plain_functions_of_an_async_step_do_not_block_the_loop():
     """They run in a step thread."""
     free = threading.Event()

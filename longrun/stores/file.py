@@ -59,7 +59,7 @@ class FileBackend(StoreBackend):
         self._disk = disk or QueueDisk()
         self._parts: _Parts | None = None
         self._woken = threading.Event()
-        self._seen = (-1, -1)
+        self._seen: int | None = None
 
     def __repr__(self) -> str:
         return f"<FileBackend {self._path!r}>"
@@ -73,7 +73,7 @@ class FileBackend(StoreBackend):
         try:
             with _Guarded("the directory cannot be read"):
                 place.sweep()
-                self._seen = place.bell()
+                self._seen = place.bell_of_others()
         except BaseException:
             self.close()
             raise
@@ -279,7 +279,7 @@ class FileBackend(StoreBackend):
         deadline = time.monotonic() + timeout
         while True:
             with _Guarded("the bell cannot be read"):
-                bell = place.bell()
+                bell = place.bell_of_others()
             left = deadline - time.monotonic()
             if bell != self._seen:
                 self._seen = bell

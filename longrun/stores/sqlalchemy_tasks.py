@@ -15,6 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -165,7 +166,7 @@ class SQLAlchemyTaskStore:
         old = [_bound(job) for job in jobs if job.expected is not None]
 
         def write(connection: Connection) -> bool:
-            if old and connection.execute(self._update_statement(), old).rowcount != len(old):
+            if old and connection.execute(self._update, old).rowcount != len(old):
                 raise _DoesNotFitError
             if new:
                 connection.execute(self._table.insert(), new)
@@ -180,7 +181,7 @@ class SQLAlchemyTaskStore:
         if job.expected is None:
             return self._insert(job.record)
         bound = _bound(job)
-        return self._transaction(lambda connection: connection.execute(self._update_statement(), bound).rowcount == 1)
+        return self._transaction(lambda connection: connection.execute(self._update, bound).rowcount == 1)
 
     def _upsert(self, record: TaskRecord) -> None:
         """By hand, since every database spells it differently: one statement writes, whichever it is."""
@@ -202,7 +203,9 @@ class SQLAlchemyTaskStore:
         """Whether it changed a row."""
         return self._transaction(lambda connection: bool(connection.execute(statement).rowcount))
 
-    def _update_statement(self) -> Any:
+    @cached_property
+    def _update(self) -> Any:
+        """The statement that replaces: to build it costs as much as to run it."""
         from sqlalchemy import bindparam
 
         columns = self._table.c

@@ -60,7 +60,7 @@ class SQLiteBackend(StoreBackend):
         self._watched: tuple[int, int] | None = None
         self._announced = 0
         """How many of the changes that the database counts were made here. One of ours is counted here before it is
-        there: what a look in between takes for nothing new is looked at again when the database has changed."""
+        there: see `_changed`."""
         self._bell = threading.Event()
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class SQLiteBackend(StoreBackend):
         self._open = True
         try:
             self._writer = self._connect(reader=False)
-            self._watched = None
+            self._watched, self._announced = None, 0
         except BaseException:
             self.close()
             raise
@@ -279,7 +279,8 @@ class SQLiteBackend(StoreBackend):
         self._bell.set()
 
     def _changed(self) -> bool:
-        """Whether the counter of changes has moved since the last look."""
+        """Whether others have moved the counter of changes since the last look. While a commit of ours is under way it
+        seems too low: that is no news and may hide some, but the end of the commit lets us look again."""
         if not self._open:
             raise StoreUnavailableError(KIND, "it is closed")
         if self._watcher is None:
@@ -288,9 +289,10 @@ class SQLiteBackend(StoreBackend):
         if self._watched is not None and self._watched[0] == version:
             return False
         (changes,) = self._watcher.execute(sql.CHANGES).fetchone()
-        changes -= self._announced
-        before, self._watched = self._watched, (version, changes)
-        return before is None or before[1] != changes
+        made_elsewhere: int = changes - self._announced
+        before = -1 if self._watched is None else self._watched[1]
+        self._watched = (version, max(before, made_elsewhere))
+        return made_elsewhere > before
 
     # connections
 

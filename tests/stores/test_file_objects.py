@@ -15,7 +15,7 @@ import pytest
 from longrun.errors import CorruptDataError, ExecutionNotFoundError, LeaseLostError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import QUEUE_WORKFLOW, Query
-from longrun.stores._file import catalog
+from longrun.stores._file import catalog, place
 from longrun.stores._file.disk import Disk
 from longrun.stores._file.place import Place
 from longrun.stores.file import FileBackend
@@ -67,6 +67,31 @@ def test_an_id_that_was_deleted_and_is_new_is_heard_of(backend: FileBackend, oth
     created(backend, create("a", ExecutionState.RUNNING))
     assert other.next_due() == 0.0
     assert ids_of(other.claim(claim())) == ["a"]
+
+
+def test_who_writes_is_not_told_of_it(
+    backend: FileBackend, other: FileBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To sweep after each start and end of one's own would stand in the way of the steps."""
+    backend.wait(0.0)
+    other.wait(0.0)
+    created(backend, create("a"), create("b"))
+    assert backend.wait(0.0) is False
+    assert other.wait(0.0) is True
+    assert other.wait(0.0) is False
+    created(backend, create("c"))
+    done(other, send("c"))
+    created(backend, create("d"))
+    assert backend.wait(0.0) is True
+    assert backend.wait(0.0) is False
+    monkeypatch.setattr(place, "BELL_LIMIT", 0)  # from now on, whoever rings begins the bell anew
+    done(other, send("c"))
+    assert backend.wait(0.0) is True
+    created(backend, create("e"))
+    other.wait(0.0)
+    created(backend, create("f"))
+    done(other, send("f"))
+    assert backend.wait(0.0) is True
 
 
 def test_what_is_claimed_for_a_retry_is_not_moved_away(backend: FileBackend, other: FileBackend) -> None:

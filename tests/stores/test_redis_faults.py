@@ -454,6 +454,20 @@ def test_who_opens_the_store_is_no_news(backend: RedisBackend, disposable_redis:
     other.close()
 
 
+def test_who_writes_is_not_told_of_it(backend: RedisBackend, disposable_redis: RedisServer) -> None:
+    """To sweep after each start and end of one's own would stand in the way of the steps."""
+    backend.wait(0.0)
+    backend.commit([create("a"), send("a")])
+    assert backend.wait(0.2) is False
+    other = RedisBackend(disposable_redis.url)
+    other.open()
+    backend.commit([create("b")])
+    other.commit([create("c")])
+    backend.commit([create("d")])
+    assert backend.wait(PATIENCE) is True
+    other.close()
+
+
 def test_a_server_that_takes_no_writes_can_be_opened_and_made_room_on(
     backend: RedisBackend, admin: redis.Redis, disposable_redis: RedisServer
 ) -> None:

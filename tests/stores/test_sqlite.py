@@ -619,6 +619,28 @@ def test_what_this_process_announces_does_not_wake_it(backend: SQLiteBackend, pa
     assert backend.wait(0.0)
 
 
+def test_a_look_in_the_middle_of_an_announcement_does_not_wake_it(
+    backend: SQLiteBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit before it has changed the database, and this one counts here already, and not yet there."""
+    backend.commit([create("a")])
+    backend.wait(0.0)
+    backend.commit([create("b")])
+    once, seen = backend._transaction, []
+
+    def looking(work: Callable[[sqlite3.Connection], Any]) -> Any:
+        def looked(connection: sqlite3.Connection) -> Any:
+            result = work(connection)
+            seen.append(backend.wait(0.0))
+            return result
+
+        return once(looked)
+
+    monkeypatch.setattr(backend, "_transaction", looking)
+    backend.commit([create("c")])
+    assert [*seen, backend.wait(0.0)] == [False, False]
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_look_in_the_middle_of_an_announcement_hides_nobody_elses(
     backend: SQLiteBackend, path: Path, monkeypatch: pytest.MonkeyPatch, moment: str

@@ -76,7 +76,7 @@ class Catalog:
     def listen(self) -> None:
         """Take in what was rung; look at more of the files if that is due."""
         with self.lock:
-            size, _ = self._place.bell()
+            size = self._place.bell()
             if size < self._heard or self._look_at is None:
                 self.look()
                 return
@@ -116,7 +116,7 @@ class Catalog:
     def look(self) -> None:
         """Compare every file with what is known of it."""
         with self.lock:
-            heard, _ = self._place.bell()
+            heard = self._place.bell()
             self._looking = None
             self._look_on(math.inf)
             self._heard = heard

@@ -26,6 +26,7 @@ import itertools
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote, unquote
@@ -114,6 +115,7 @@ class Place:
                 self._hold(_subfolder(self.top, name)) for name in _FOLDERS
             )
             self._bell, _ = self.top.open_or_create(BELL)
+            self._ringing, self._rung_here = threading.Lock(), 0
             self._held.append(self._bell)
         except BaseException as error:
             self.close()
@@ -199,14 +201,20 @@ class Place:
         if not changed:
             return
         data = "".join(f"{name}\n" for name in (changed if len(changed) <= BELL_NAMES else [EVERYTHING])).encode()
-        with contextlib.suppress(OSError):  # the write it tells of is durable already; others find it when they look
-            if self.disk.fstat(self._bell).st_size > BELL_LIMIT:
+        with contextlib.suppress(OSError), self._ringing:  # what it tells of is durable; others find it when they look
+            if self.bell() > BELL_LIMIT:
                 self.disk.truncate(self._bell, 0)
             write_all(self.disk, self._bell, data)
+            self._rung_here += len(data)
 
-    def bell(self) -> tuple[int, int]:
-        status = self.disk.fstat(self._bell)
-        return status.st_size, status.st_mtime_ns
+    def bell(self) -> int:
+        """How far it was rung, by anybody."""
+        return self.disk.fstat(self._bell).st_size
+
+    def bell_of_others(self) -> int:
+        """A number that changes when others ring, and now and then without that."""
+        with self._ringing:
+            return self.bell() - self._rung_here
 
     def rung(self, since: int) -> tuple[int, list[str]]:
         """Where the bell stands, and what was rung behind `since`."""

@@ -64,10 +64,10 @@ class Watch:
         self._subscription = subscription
 
     def _heard(self, timeout: float) -> bool:
-        """Whether anything was said; all that was said by now is taken in at once."""
-        heard = False
+        """Whether anybody else said anything; all that was said by now is taken in at once."""
+        heard, own = False, (b"", self._link.name.encode())
         while (message := self._subscription.get_message(timeout=0.0 if heard else timeout)) is not None:
-            heard = heard or (message["type"] == "message" and message["data"] != b"")
+            heard = heard or (message["type"] == "message" and message["data"] not in own)
             if not heard:
                 return False
         return heard
