@@ -68,7 +68,7 @@ class RedisBackend(StoreBackend):
     # life
 
     def open(self) -> None:
-        self._link.rename()
+        self._link.open()
         server = self._link.inspect()
         name = self._link.base + b"format"
         found = self._link.read("GET", name)

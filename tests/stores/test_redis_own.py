@@ -20,6 +20,7 @@ from longrun.errors import (
     LeaseLostError,
     NewerFormatError,
     StoreSettingsError,
+    StoreUnavailableError,
     WriteOrderError,
 )
 from longrun.records import ExecutionState
@@ -112,6 +113,19 @@ def load(backend: RedisBackend, id: str = "a") -> Loaded:
     found = backend.load(id)
     assert found is not None
     return found
+
+
+def test_a_closed_store_connects_no_more(backend: RedisBackend, keys: Keys) -> None:
+    """Nobody would close that connection."""
+    created(backend, create("a"))
+    connected = {client["id"] for client in keys.client.client_list()}
+    backend.close()
+    for call in (lambda: backend.load("a"), backend.ping, lambda: backend.find(Query()), lambda: backend.wait(0.0)):
+        with pytest.raises(StoreUnavailableError, match="it is closed"):
+            call()
+    assert {client["id"] for client in keys.client.client_list()} < connected
+    backend.open()
+    assert load(backend).definition.id == "a"
 
 
 def test_texts_that_are_no_unicode(backend: RedisBackend) -> None:

@@ -137,7 +137,7 @@ class Link:
         self._driver = _driver()
         self.base = f"{{{prefix}}}:".encode()
         self.channel = self.base + b"changes"
-        self.rename()
+        self.open()
         self.server = Server(name="Redis or Valkey", version="")
         self._own = isinstance(url_or_client, str)
         if not isinstance(url_or_client, str | self._driver.Redis):
@@ -152,10 +152,10 @@ class Link:
             raise StoreSettingsError("Redis", "the client decodes answers; make it with decode_responses=False")
         self._check_pool(self.client.connection_pool)
 
-    def rename(self) -> None:
-        """Be another caller to the scripts. To be done when the store is opened: processes that were forked before that
-        would get each other's answers."""
+    def open(self) -> None:
+        """Be another caller to the scripts: processes that were forked since would get each other's answers."""
         self.name = os.urandom(8).hex()
+        self._closed = False
 
     def _check_pool(self, pool: Any) -> None:
         """Where a pool lets callers wait for a connection, few will do."""
@@ -208,6 +208,7 @@ class Link:
         return f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)} db {kwargs.get('db', 0)}"
 
     def close(self) -> None:
+        self._closed = True
         if self._own:
             self._drop_kept()
             self.client.close()
@@ -225,13 +226,20 @@ class Link:
         return self._repeat(lambda: self.client.execute_command(*args))
 
     def once(self, function: Callable[[], T]) -> T:
+        self._check_open()
         try:
             return function()
         except (self._driver.RedisError, OSError) as error:
             self._raise(error)
 
+    def _check_open(self) -> None:
+        """The driver would connect again, and nobody would close that connection."""
+        if self._closed:
+            raise StoreUnavailableError(self.server.name, "it is closed")
+
     def _repeat(self, function: Callable[[], T]) -> T:
         for pause in PAUSES:
+            self._check_open()
             try:
                 return function()
             except self._driver.AuthenticationError as error:
