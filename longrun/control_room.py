@@ -30,10 +30,11 @@ from longrun.errors import (
     StepMisuseError,
     StoreUnavailableError,
 )
-from longrun.events import Bus, EventType, ExecutionEvent
-from longrun.records import FINISHED, Execution, ExecutionState, check_id, to_time
+from longrun.events import Bus, ExecutionEvent
+from longrun.following import RowEvents
+from longrun.records import FINISHED, Execution, ExecutionState, check_id
 from longrun.registry import StepRegistry
-from longrun.stored import Boundary, Loaded, Message, Query
+from longrun.stored import Loaded, Message, Query
 from longrun.stores.store import CheckpointStore
 
 State = ExecutionState
@@ -295,7 +296,7 @@ class ControlRoom(Desk, abc.ABC):
 
     def events_of(self, id: str) -> AsyncIterator[ExecutionEvent]:
         """The events of one execution from now on, told from its stored rows."""
-        return follow_rows(self, id)
+        return RowEvents(self, id)
 
 
 def _rested(loaded: Loaded, now: float) -> bool:
@@ -307,56 +308,3 @@ def _rested(loaded: Loaded, now: float) -> bool:
 def refuse_inside(id: str) -> None:
     if inside.get() == id:
         raise StepMisuseError(f"a step of execution {id!r} cannot wait for that execution itself: it would for ever")
-
-
-KINDS = {
-    "start": EventType.EXECUTION_STARTED,
-    "step": EventType.STEP_COMPLETED,
-    "goto": EventType.STEP_COMPLETED,
-    "repeat": EventType.STEP_COMPLETED,
-    "sleep": EventType.WAITING,
-    "wait": EventType.WAITING,
-    "pause": EventType.PAUSED,
-    "resume": EventType.RESUMED,
-    "retry": EventType.RESUMED,
-    "fail": EventType.EXECUTION_FAILED,
-    "finish": EventType.EXECUTION_COMPLETED,
-    "cancel": EventType.EXECUTION_CANCELLED,
-    "block": EventType.EXECUTION_BLOCKED,
-    "state": EventType.CHECKPOINTED,
-}
-LAST = frozenset({"fail", "finish", "cancel"})
-
-
-async def follow_rows(room: ControlRoom, id: str, after: int | None = None) -> AsyncIterator[ExecutionEvent]:
-    """Events of an execution that another process runs, from the rows its boundaries leave. The last one tells how it
-    ended, also if it had ended before."""
-    if after is None:
-        head = (await room.store.load(check_id(id))).head
-        after = head.seq - head.state.finished
-    seen = after
-    while True:
-        changed = room.change_of(id)
-        finished = (await room.store.load(id)).head.state.finished  # before the rows: the last of them must be seen
-        rows = await room.store.boundaries(id, after=seen)
-        for row in rows:
-            seen = row.seq
-            yield _told(id, row)
-            if row.kind in LAST:
-                return
-        if not rows:
-            if finished:
-                return
-            await room.await_change(changed)
-
-
-def _told(id: str, row: Boundary) -> ExecutionEvent:
-    return ExecutionEvent(
-        type=KINDS.get(row.kind, EventType.CHECKPOINTED),
-        execution_id=id,
-        step=row.name,
-        timestamp=to_time(row.ended),  # type: ignore[arg-type]  # never None
-        error=row.error,
-        attempt=row.attempts,
-        data={"seq": row.seq, "kind": row.kind},
-    )

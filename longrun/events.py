@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
@@ -145,45 +146,49 @@ class Bus:
     """Fans events out. Lives in one event loop; `emit` never waits."""
 
     def __init__(self) -> None:
-        self._subscriptions: list[Ear] = []
+        self._ears: list[Ear] = []
+        self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
+        """Weakly: who leaves an `async for` in the middle says nothing, and drops the iterator."""
         self.active = False
         """Whether anybody listens: if not, events need not even be built."""
         self.audience = False
         """Whether somebody listens who is shown progress: telemetry is not."""
 
     def emit(self, event: ExecutionEvent) -> None:
+        for ear in self._ears:
+            ear.put(event)
         for subscription in self._subscriptions:
             subscription.put(event)
+        self._count()
 
     def subscribe(self, only: str | None = None) -> Subscription:
         subscription = Subscription(self, only)
-        self._add(subscription)
+        self._subscriptions.add(subscription)
+        self._count()
         return subscription
 
     def call(self, listener: Listener) -> _Callback:
         """Call `listener` with every event: an async function in a task (`_Callback.serve`), another in a thread."""
         callback = _Callback(listener)
-        self._add(callback)
+        self.tap(callback)
         return callback
 
     def tap(self, ear: Ear) -> None:
         """Hand every event to something of one's own, at once: it must neither wait nor raise."""
-        self._subscriptions.append(ear)
-        self.active = True
+        self._ears.append(ear)
+        self._count()
 
-    def _add(self, subscription: Ear) -> None:
-        self._subscriptions.append(subscription)
-        self.active = self.audience = True
+    def _count(self) -> None:
+        self.active = bool(self._ears or self._subscriptions)
+        self.audience = bool(self._subscriptions) or any(isinstance(ear, _Callback) for ear in self._ears)
 
-    def remove(self, subscription: Ear) -> None:
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
-        self.active = bool(self._subscriptions)
-        self.audience = any(isinstance(one, Subscription | _Callback) for one in self._subscriptions)
+    def remove(self, subscription: Subscription) -> None:
+        self._subscriptions.discard(subscription)
+        self._count()
 
     def close(self) -> None:
-        for subscription in list(self._subscriptions):
-            subscription.close()
+        for ear in [*self._ears, *self._subscriptions]:
+            ear.close()
 
 
 class _Callback:

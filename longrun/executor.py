@@ -7,7 +7,6 @@ while it runs, a line in an index while it is paused here, and nothing at all wh
 from __future__ import annotations
 
 import builtins
-import contextlib
 import signal as signals
 import threading
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -18,9 +17,9 @@ import anyio
 
 from longrun import views
 from longrun.clock import Clock
-from longrun.control_room import LOOK_AGAIN, follow_rows
 from longrun.errors import ConfigError, ExecutionNotFoundError
-from longrun.events import LAST_EVENTS, ExecutionEvent, Listener, Subscription
+from longrun.events import ExecutionEvent, Listener, Subscription
+from longrun.following import RowEvents, RunEvents
 from longrun.handle import ExecutionHandle
 from longrun.office import Office
 from longrun.records import Checkpoint, Execution, ExecutionState, ExecutorConfig, Progress, ResumeReport, check_id
@@ -143,32 +142,7 @@ class Executor(Office):
         return self.bus.subscribe()
 
     def events_of(self, id: str) -> AsyncIterator[ExecutionEvent]:
-        return self._events_of(id, self.bus.subscribe(only=check_id(id)) if id in self.runners else None)
-
-    async def _events_of(self, id: str, subscription: Subscription | None) -> AsyncIterator[ExecutionEvent]:
-        seen: int | None = None
-        if subscription is not None:
-            with contextlib.closing(subscription):
-                while not await self._goes_on_elsewhere(id, subscription):
-                    try:
-                        event = await anext(subscription)
-                    except StopAsyncIteration:
-                        return
-                    yield event
-                    seen = event.data.get("seq", seen)
-                    if event.type in LAST_EVENTS:
-                        return
-        async for event in follow_rows(self, id, seen):
-            yield event
-
-    async def _goes_on_elsewhere(self, id: str, subscription: Subscription) -> bool:
-        """Wait for the next event of an execution; True if none will come, since somebody else has taken it up."""
-        while not await subscription.arrives(LOOK_AGAIN):
-            if id not in self.runners:
-                head = (await self.store.load(id)).head
-                if head.state.finished or head.owner not in (None, self.owner):
-                    return subscription.empty
-        return False
+        return RunEvents(self, id) if check_id(id) in self.runners else RowEvents(self, id)
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:

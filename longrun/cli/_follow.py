@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import frozen
 
-from longrun.control_room import KINDS
-from longrun.events import EventType, ExecutionEvent
-from longrun.records import Progress, to_time
+from longrun.records import Progress
 from longrun.stored import Boundary, Definition, Head
 
 if TYPE_CHECKING:
@@ -101,16 +99,3 @@ class Follower:
             self._definition, self._head = loaded.definition, loaded.head
             self._look_at = now + LOOK_EVERY
         return self._definition, self._head
-
-
-def event_of(id: str, row: Boundary) -> ExecutionEvent:
-    """The event that a stored row tells."""
-    return ExecutionEvent(
-        type=KINDS.get(row.kind, EventType.CHECKPOINTED),
-        execution_id=id,
-        step=row.name,
-        timestamp=to_time(row.ended),  # type: ignore[arg-type]  # never None
-        error=row.error,
-        attempt=row.attempts,
-        data={"seq": row.seq, "kind": row.kind, "step_index": row.step, "next_step": row.next},
-    )

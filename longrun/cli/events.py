@@ -10,11 +10,12 @@ import click
 
 from longrun import schema
 from longrun.cli._connect import go, make_store, reading
-from longrun.cli._follow import Follower, View, event_of
+from longrun.cli._follow import Follower, View
 from longrun.cli._options import json_option, store_option
 from longrun.cli._text import clean, count, json_text, moment, out
 from longrun.eta import Forecaster
 from longrun.events import EventType, ExecutionEvent
+from longrun.following import event_of
 from longrun.records import check_id
 
 
