@@ -6,13 +6,16 @@ and tells what happened once the store has acknowledged it. With coalesced durab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import anyio.lowlevel
 import attrs
 
 from longrun import codec
 from longrun.events import EventType
+from longrun.items import LOOK_EVERY
 from longrun.ledger import Ledger
 from longrun.loops import Waiter
 from longrun.outbox import Outbox
@@ -79,6 +82,7 @@ class Book:
         self._events: tuple[Event, ...] = ()
         self._clear = False
         self._saved_at = self._clock.monotonic()
+        self._breathe_at = 0.0
         self.on_progress: Callable[[], object] | None = None
         """Called when durable progress has cleared the count of crashes."""
 
@@ -200,7 +204,7 @@ class Book:
         changes["updated"] = boundary.ended
         await self.commit(changes, take=take)
 
-    def go_on(self, boundary: Boundary, snapshot: Snapshot, value: Any) -> Waiter | None:
+    def go_on(self, boundary: Boundary, snapshot: Snapshot, value: Any) -> Awaitable[Any] | None:
         """Cross the boundary between a step and the next: what to await, or None while boundaries are coalesced."""
         events: tuple[Event, ...] = ()
         if self._bus.active:
@@ -208,7 +212,7 @@ class Book:
         self._note(boundary, snapshot, value, events)
         self.head = head = moved(self.head, boundary, boundary.next / len(self.steps))
         if not (self._each_step or self._flush_is_due()):
-            return None
+            return self._breath()
         head.revision += 1
         waiter = self._loop.waiter()
         self._push(NOTHING, (), waiter)
@@ -241,6 +245,13 @@ class Book:
         if self._bus.active:
             data = {"seq": boundary.seq, "kind": boundary.kind}
             self._events += ((EventType.CHECKPOINTED, {"step": boundary.name, "data": data}), *events)
+
+    def _breath(self) -> Awaitable[None] | None:
+        """The steps themselves may never wait for anything: now and then it is the turn of others."""
+        if time.monotonic() < self._breathe_at:
+            return None
+        self._breathe_at = time.monotonic() + LOOK_EVERY
+        return anyio.lowlevel.checkpoint()
 
     def _flush_is_due(self) -> bool:
         if len(self._unsaved) >= UNSAVED_LIMIT:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from longrun.crew import Crew
 
 State = ExecutionState
+BATCH = 500
+"""So many are looked at, or asked for, at a time."""
 SWEPT_STATES = frozenset({State.RUNNING, State.RESUMING, State.WAITING})
 UNFINISHED = frozenset(State) - FINISHED
 
@@ -34,6 +36,10 @@ class Claims:
         """Held by whoever claims, until what he got is run."""
         self.unsure = False
         """Whether something may be owned here that has no runner: a start or a claim whose answer never came."""
+        self._strange: dict[str, int] = {}
+        """Workflows made of steps of which some are not known here, and how many were known when that was found."""
+        self._looked: dict[str | None, tuple[float, str]] = {}
+        """How far `learn` has come with what each owner has, or nobody."""
 
     @property
     def states(self) -> frozenset[ExecutionState]:
@@ -45,16 +51,33 @@ class Claims:
         name = stored.definition.workflow
         if not name.startswith(AD_HOC):
             return self._executor.registry.knows(name)
+        registry = self._executor.registry
         if name in self._executor.ad_hoc:
             return True
+        if self._strange.get(name) == len(registry.by_name):
+            return False
         try:
             loaded = await self._executor.store.load(stored.definition.id)
         except (CodecError, ExecutionNotFoundError, KeyUnavailableError):
             return False
-        if not self._executor.registry.knows(name, loaded.definition.steps):
+        if not registry.knows(name, loaded.definition.steps):
+            self._strange[name] = len(registry.by_name)
             return False
         self._executor.ad_hoc.add(name)
         return True
+
+    async def learn(self, owner: str | None = None) -> bool:
+        """Look at a page more of what somebody has, or nobody, for lists of steps that were started as they are: their
+        names are not in the registry, and only what is known by name is asked for. True if there was one."""
+        executor, known = self._executor, len(self._executor.ad_hoc)
+        query = Query(states=self.states, owner=owner, owned=owner is not None, limit=BATCH)
+        page = await executor.store.find(attrs.evolve(query, after=self._looked.pop(owner, None)))
+        for stored in page:
+            if stored.definition.workflow.startswith(AD_HOC):
+                await self.knows(stored)
+        if page:
+            self._looked[owner] = page[-1].definition.created, page[-1].definition.id
+        return len(executor.ad_hoc) > known
 
     async def take(self, ids: tuple[str, ...], states: frozenset[ExecutionState], dead: frozenset[str]) -> list[Loaded]:
         """Claim these, as far as they are in such states and free, or owned by one of the dead."""
@@ -110,8 +133,9 @@ class Claims:
         self.unsure = False
         try:
             async with self.lock:
-                page = await executor.store.find(Query(owner=executor.owner, states=UNFINISHED, limit=10_000))
-                for stored in page:
+                await executor.store.settled()  # what was asked for and left may be on its way still
+                query = Query(owner=executor.owner, states=UNFINISHED, limit=BATCH)
+                for stored in await executor.store.find_all(query):
                     if not executor.has(stored.definition.id):
                         await self._find_one(stored)
         except BaseException:
@@ -131,7 +155,7 @@ class Claims:
     async def set_aside(self, id: str, reason: str) -> None:
         """What was claimed and cannot be read is blocked by its head alone."""
         store, owner = self._executor.store, self._executor.owner
-        for stored in await store.find(Query(owner=owner, states=UNFINISHED, limit=10_000)):
+        for stored in await store.find_all(Query(owner=owner, states=UNFINISHED, limit=BATCH)):
             if stored.definition.id == id:
                 head = attrs.evolve(
                     stored.head, state=State.BLOCKED, owner=None, reason=reason, revision=stored.head.revision + 1

@@ -9,6 +9,7 @@ they do with an execution they have claimed.
 from __future__ import annotations
 
 import abc
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -178,8 +179,9 @@ class ControlRoom(Desk, abc.ABC):
         timeout: float | None = None,
     ) -> None:
         message = Message(kind=kind, options=options or {}, payload=payload, sent=self.clock.now())
+        deadline = math.inf if timeout is None else anyio.current_time() + timeout
         told = self.tell(check_id(id), message, allowed)
-        if told is not None and await self.obeyed_soon(id, told, timeout):
+        if told is not None and await self.obeyed_soon(id, told, deadline):
             return
         loaded = await self.store.load(id)
         if kind == "cancel" and loaded.head.state is State.CANCELLED:
@@ -193,30 +195,35 @@ class ControlRoom(Desk, abc.ABC):
         if kind == "pause" and inside.get() == id and not message.options.get("interrupt"):
             await self.deliver(id)  # its own step asks: it takes effect when the step comes to a point
             return
-        with anyio.move_on_after(timeout) as scope:
-            await self._effect(id, message, loaded.head.seq)
-        if scope.cancelled_caught:
+        if not await self._effect(id, message, loaded.head.seq, deadline):
             raise TimeoutError(f"{kind} of {id!r} is stored and has not taken effect within {timeout} s")
 
-    async def _effect(self, id: str, message: Message, since: int) -> None:
-        """Wait until a request was obeyed. If nobody alive owns the execution, see to it here."""
+    async def _effect(self, id: str, message: Message, since: int, deadline: float) -> bool:
+        """Wait until a request was obeyed; False if it was not by then. If nobody alive owns the execution, see to it
+        here, also where there is no time to wait for that: nobody else would."""
         while True:
             changed = self.change_of(id)
-            if await self.obeyed_here(id, message):
-                return
+            with anyio.CancelScope(deadline=deadline) as waiting:
+                if await self.obeyed_here(id, message):
+                    return True
+            if waiting.cancelled_caught:
+                return False
             loaded = await self.store.load(id)
             state = loaded.head.state
             waits = any(one.id == message.id for one in loaded.messages)
             retries = waits and message.kind == "retry"
             if state.finished and not retries:
                 if state in EFFECTS[message.kind] or await self._took_effect(id, message.kind, since):
-                    return
+                    return True
                 raise InvalidStateError(id, state, message.kind)
             if not waits:
-                return
+                return True
             states = frozenset({State.FAILED}) if message.kind == "retry" else UNFINISHED
             if not await self.take_over(loaded, states):
-                await self.await_change(changed)
+                with anyio.CancelScope(deadline=deadline) as waiting:
+                    await self.await_change(changed)
+                if waiting.cancelled_caught:
+                    return False
 
     async def _took_effect(self, id: str, kind: str, since: int) -> bool:
         return any(row.kind == kind for row in await self.store.boundaries(id, after=since))
@@ -274,7 +281,7 @@ class ControlRoom(Desk, abc.ABC):
         """Tell a runner of this program, without a stored request; the order's number there, or None without one."""
         return None
 
-    async def obeyed_soon(self, id: str, number: int, timeout: float | None) -> bool:
+    async def obeyed_soon(self, id: str, number: int, deadline: float) -> bool:
         """Whether an order that was told is obeyed soon. If not it is stored, and obeyed together with that."""
         return False
 

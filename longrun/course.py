@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Awaitable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,6 @@ from longrun.errors import (
     holds,
 )
 from longrun.events import EventType
-from longrun.loops import Waiter
 from longrun.records import FOREVER, ExecutionState, RetryPolicy
 from longrun.registry import Directive, Finish, Goto, Repeat, Sleep, Step, WaitFor
 from longrun.snapshot import Snapshot
@@ -64,7 +64,7 @@ class Course:
         self.result: Any = MISSING
         """What the execution ended with, as the object that the last step returned."""
 
-    def moved(self, step: Step, value: Any) -> Waiter | bool:
+    def moved(self, step: Step, value: Any) -> Awaitable[Any] | bool:
         """The step is done. If another follows at once, move there: True, or what to await until that is durable."""
         head, steps = self._book.head, self._book.steps
         if not isinstance(value, Directive):
@@ -81,7 +81,7 @@ class Course:
             return await self._park(step, value)
         return await self._complete(value.state if isinstance(value, Finish) else value, step.name, step.result_type)
 
-    def _move(self, step: Step, kind: str, to: int, value: Any, iteration: int = 0) -> Waiter | bool:
+    def _move(self, step: Step, kind: str, to: int, value: Any, iteration: int = 0) -> Awaitable[Any] | bool:
         book = self._book
         snapshot = book.snapshot(value, book.type_of(to, step))
         boundary = self._crossed(kind, to, snapshot, iteration, name=book.steps[book.head.step])

@@ -83,7 +83,6 @@ class Crew(Starting):
         self.suspects = Places(1)
         self.accused: set[str] = set()
         """What was claimed with a count of crashes that makes it a suspect, and has not been heard yet."""
-        self.hearing = Bell()
         self.sweeper = Sweeper(self, self.swept_states)
         self.stirred = anyio.Event()
         self._emptied = Bell()
@@ -315,8 +314,9 @@ class Crew(Starting):
             return
         self.accused.discard(id)
         if not self.accused:
-            rung, self.hearing = self.hearing, Bell()
-            rung.set()
+            for runner in self.runners.values():
+                if runner.seat.accused:
+                    runner.nudge()
 
     def has(self, id: str) -> bool:
         """Whether an execution is owned here and looked after."""
@@ -458,11 +458,14 @@ class Crew(Starting):
             return None
         return runner.tell(order)
 
-    async def obeyed_soon(self, id: str, number: int, timeout: float | None) -> bool:
+    async def obeyed_soon(self, id: str, number: int, deadline: float) -> bool:
         runner = self.runners[id]
-        with anyio.move_on_after(AT_ONCE if timeout is None else min(timeout, AT_ONCE)):
+        with anyio.CancelScope(deadline=min(deadline, anyio.current_time() + AT_ONCE)):
             return await runner.obeyed(number)
-        return number in runner.inbox.obeying and await runner.obeyed(number)
+        if number in runner.inbox.obeying:
+            with anyio.CancelScope(deadline=deadline):
+                return await runner.obeyed(number)
+        return False
 
     def told_and_stored(self, id: str, number: int, message: Message) -> None:
         runner = self.runners.get(id)

@@ -12,7 +12,7 @@ import anyio
 import attrs
 
 from longrun import lease
-from longrun.claims import Claims
+from longrun.claims import BATCH, Claims
 from longrun.errors import KeyUnavailableError
 from longrun.gates import Gates
 from longrun.life import Life, is_dead
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from longrun.crew import Crew
 
 State = ExecutionState
-BATCH = 500
 NEIGHBOURS = 0.25
 """Seconds between two looks at whether the others on this machine still live."""
 AT_ONCE = 16
@@ -94,6 +93,7 @@ class Dead:
         nothing is left."""
         store, states = self._executor.store, self._claims.states & PARKED_STATES
         for owner in dead:
+            await self._claims.learn(owner)
             page = await store.find(Query(owner=owner, states=states, limit=BATCH))
             ids = tuple([stored.definition.id for stored in page if await self._claims.knows(stored)])
             async with self._claims.lock:

@@ -17,7 +17,7 @@ import attrs
 
 from longrun import lease
 from longrun.errors import CodecError, ExecutionNotFoundError, LeaseLostError, LongrunError, StoreUnavailableError
-from longrun.queues import DEFAULT, IN_STEPS, PAGE, Gate, QueueLimit, new_record, pages, record_id, records
+from longrun.queues import DEFAULT, IN_STEPS, PAGE, Gate, QueueLimit, new_record, record_id, records
 from longrun.records import FINISHED, ExecutionState
 from longrun.stored import Claim, Head, Loaded, Query, Save
 
@@ -109,7 +109,7 @@ class Gates:
     async def _note_all(self, known: frozenset[str]) -> None:
         """Before the first limit: what was stored without `note` must not be left out when queues are taken by name."""
         query = Query(states=frozenset(State) - FINISHED, limit=PAGE)
-        names = {stored.definition.queue async for stored in pages(self._executor.store, query)}
+        names = {stored.definition.queue for stored in await self._executor.store.find_all(query)}
         for name in sorted(names - known):
             await self.note(name)
 
@@ -259,7 +259,7 @@ class Gates:
             return 0, attrs.evolve(gate, granted=())
         # Every page: the dead may have left so many that the living are not on the first.
         query = Query(queue=name, states=IN_STEPS, owned=True, limit=most + PAGE)
-        owners = {stored.definition.id: stored.head.owner async for stored in pages(self._executor.store, query)}
+        owners = {stored.definition.id: stored.head.owner for stored in await self._executor.store.find_all(query)}
         coming = {mark: await self._owner_of(mark) for mark in gate.granted if mark[0] not in owners}
         self._granted &= {*gate.granted}
         alive = await self._alive()

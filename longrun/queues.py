@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -180,20 +179,10 @@ def new_record(queue: str, limit: QueueLimit | None, now: float) -> Create:
 
 async def records(store: CheckpointStore) -> dict[str, Stored]:
     """The record of every queue, by its name."""
-    return {stored.definition.queue: stored async for stored in pages(store, _RECORDS)}
+    return {stored.definition.queue: stored for stored in await store.find_all(_RECORDS)}
 
 
 _RECORDS = Query(workflows=frozenset({QUEUE_WORKFLOW}), limit=PAGE)
-
-
-async def pages(store: CheckpointStore, query: Query) -> AsyncIterator[Stored]:
-    """Everything that matches, page after page."""
-    while page := await store.find(query):
-        for stored in page:
-            yield stored
-        if len(page) < query.limit:
-            return
-        query = attrs.evolve(query, after=(page[-1].definition.created, page[-1].definition.id))
 
 
 async def list_queues(store: CheckpointStore) -> list[QueueInfo]:

@@ -6,7 +6,7 @@ for it, with the fence of its claim. It is a task while steps run; parked and pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -21,7 +21,7 @@ from longrun.errors import CodecError, LeaseLostError, LongrunError, Registratio
 from longrun.events import EventType
 from longrun.inbox import Inbox, by_word, stored_numbers
 from longrun.ledger import Ledger
-from longrun.loops import RUNG, Bell, Waiter
+from longrun.loops import RUNG, Bell
 from longrun.port import StepInfo
 from longrun.records import ExecutionState, Progress, RetryPolicy
 from longrun.registry import Step
@@ -261,7 +261,7 @@ class Runner:
             raise error
         return bool(more)
 
-    async def _turn(self) -> Waiter | bool:
+    async def _turn(self) -> Awaitable[Any] | bool:
         """One step, or one point to obey. False when there is nothing more to do here, or in this stretch; otherwise
         True, or what is to be awaited before the next."""
         step = self._at_hand() or await self._make_way()
@@ -382,7 +382,7 @@ class Runner:
     def step_info(self, step: Step) -> StepInfo:
         return self.book.step_info(step.name)
 
-    def _moved(self, step: Step, outcome: Outcome) -> Waiter | bool:
+    def _moved(self, step: Step, outcome: Outcome) -> Awaitable[Any] | bool:
         """Go on to the step that follows at once, which is the rule; False if there is none, or more to be said."""
         if outcome.error is not None or outcome.stopped or (self.inbox and cancelling(self.inbox)):
             return False

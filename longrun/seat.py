@@ -62,7 +62,7 @@ class Seat:
         caused: were this one to end the process now, they would be blamed for it."""
         with anyio.move_on_after(PATIENCE):
             while self._crew.accused and not sitter.attention:
-                await self._crew.hearing.wait()
+                await sitter.nudged()
         return not sitter.attention
 
     @property

@@ -12,8 +12,8 @@ import attrs
 from attrs import define, field
 
 from longrun.book import MISSING
-from longrun.claims import Claims
-from longrun.dead import BATCH, Dead
+from longrun.claims import BATCH, Claims
+from longrun.dead import Dead
 from longrun.errors import CodecError, ExecutionNotFoundError, KeyUnavailableError, RegistrationError, UnknownStepError
 from longrun.gates import Gates
 from longrun.records import ExecutionState, ResumeReport
@@ -72,7 +72,7 @@ class Startup:
             return None  # damaged so that nobody can say whose it is: it is told here too
         if not await self._claims.knows(stored):
             return "not registered here"
-        if head.state is State.PAUSED and head.hold:
+        if head.state is State.PAUSED and head.hold and not await self._is_resumed(stored):
             return "held: it stays paused until it is resumed"
         if head.owner in alive:
             return f"owned by {head.owner}, which is alive"
@@ -80,6 +80,12 @@ class Startup:
         if self._gates.limits(queue) and head.state in self._claims.states and swept:
             return f"its queue {queue!r} is limited: it is taken up when there is room"
         return None
+
+    async def _is_resumed(self, stored: Stored) -> bool:
+        """Whether somebody has asked for that, and was not there any more to see to it."""
+        if not stored.head.woken:
+            return False
+        return any(message.kind == "resume" for message in await self._executor.store.messages(stored.definition.id))
 
     async def _take_all(self, wanted: list[Stored], dead: frozenset[str]) -> None:
         """Claim what was found, all together; if one of them cannot be read, one by one."""

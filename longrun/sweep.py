@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import anyio
 import attrs
 
-from longrun.claims import SWEPT_STATES, UNFINISHED, Claims
-from longrun.dead import BATCH, Dead
+from longrun.claims import BATCH, SWEPT_STATES, UNFINISHED, Claims
+from longrun.dead import Dead
 from longrun.errors import CodecError, ExecutionNotFoundError, KeyUnavailableError, LongrunError
 from longrun.gates import Gates
 from longrun.records import ExecutionState, ResumeReport
@@ -60,8 +60,11 @@ class Sweeper:
         """One sweep; in how many seconds the next one is due, whatever happens."""
         executor, now = self._executor, self._executor.clock.now()
         try:
-            taken = await self.once()
-            return await self._until_due(executor.config.heartbeat_interval, now, taken)
+            seconds = 0.0
+            while seconds == 0.0:
+                taken = await self.once()
+                seconds = await self._until_due(executor.config.heartbeat_interval, now, taken)
+            return seconds
         except LongrunError as error:
             executor.log.warning("sweep.failed", error_type=type(error).__name__)
         except Exception as error:  # a defect of ours must not take the executions along
@@ -70,12 +73,14 @@ class Sweeper:
 
     async def _until_due(self, seconds: float, now: float, taken: int) -> float:
         """How long to wait: until the next moment, or for a while if what is due is for others to take, or waits for
-        room in its queue."""
+        room in its queue. Not at all if it is of a kind that has only now become known."""
         due = await self._executor.store.next_due()
         moments = []
         if due is not None and (taken or due > now):
             moments.append(due)
-        elif due is not None and self._executor.known_workflows():
+        elif due is not None and self._executor.registry.by_name:
+            if await self.claims.learn():
+                return 0.0
             moments.append(now + HIDDEN)
         if self._timers:
             moments.append(self._timers[0][0])
@@ -87,7 +92,7 @@ class Sweeper:
         """Deliver messages to what is owned here, and take up what is due and free; how many were taken."""
         executor = self._executor
         executor.look()
-        knows_any = bool(executor.known_workflows())
+        knows_any = bool(executor.registry.by_name)
         if knows_any:
             await executor.show_workflows()
             await self.gates.look()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ from longrun import (
     Executor,
     ExecutorConfig,
     MemoryCheckpointStore,
+    Repeat,
     RetryPolicy,
     StepContext,
     StepRegistry,
@@ -247,3 +249,23 @@ async def test_large_values_that_do_not_change_are_written_once(store, mode):
         assert await run.result() == {"big": big, "n": 20}
         assert await store.size("a") < 60_000
         assert all(c.state["big"] == big for c in await executor.history("a"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_steps_that_never_wait_leave_others_their_turn(store, mode):
+    """Between two of them nothing is awaited when their boundaries are coalesced."""
+    turns = 0
+
+    async def work(state: int) -> Any:
+        began = time.monotonic()
+        while time.monotonic() - began < 0.001:
+            pass
+        return Repeat(state + 1) if state < 200 else state
+
+    registry = StepRegistry()
+    registry.workflow("work", [work])
+    async with Executor(registry, store=store, config=ExecutorConfig(durability=mode)) as executor:
+        run = await executor.start("work", 0)
+        while not (await run.info()).state.finished:
+            turns += 1
+        assert turns > 10

@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from longrun import (
+    Client,
     ExecutionCancelledError,
     Executor,
     ExecutorConfig,
@@ -20,7 +22,9 @@ from longrun import (
     Sleep,
     StepContext,
     StepRegistry,
+    StoreUnavailableError,
     WaitFor,
+    Worker,
 )
 from longrun.stored import Message, Send
 from longrun.stores.memory import MemoryBackend
@@ -528,6 +532,56 @@ async def test_a_timeout_ends_the_waiting_and_not_the_request(registry, store, g
             await run.pause(timeout=0.05)
         gate.go.set()
         assert (await run.wait("paused")).state == "paused"
+
+
+async def test_a_timeout_ends_the_waiting_also_while_the_store_is_away(store):
+    """The step has obeyed, and what it wrote then is not answered."""
+    faulty = FaultyStore(store)
+
+    async def work(ctx: StepContext, state: Any) -> Any:
+        while True:
+            await ctx.checkpoint()
+            await anyio.lowlevel.checkpoint()
+
+    registry = StepRegistry()
+    registry.workflow("work", [work])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=faulty) as executor:
+            run = await executor.start("work")
+            faulty.fail("commit", times=None)
+            with pytest.raises((TimeoutError, StoreUnavailableError)), anyio.fail_after(PATIENCE / 2):
+                await run.pause(timeout=0.1)
+            assert faulty.fired["commit"]
+            faulty.heal()
+            await run.wait("paused")
+
+
+@pytest.mark.parametrize("kind", ["resume", "cancel"])
+async def test_a_request_that_is_not_waited_for_is_seen_to(registry, store, gate, kind):
+    """Nobody owns it, and nobody else would: a living worker looks at what is paused only when it is asked to."""
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work", [])
+        await run.pause(hold=True, interrupt=True)
+    gate.go.set()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client, Worker(registry, store=store):
+            with pytest.raises(TimeoutError, match="is stored"):
+                await getattr(client, kind)(run.id, timeout=0)
+            ended = await client.handle(run.id).wait("completed", "cancelled")
+            assert ended.state == ("cancelled" if kind == "cancel" else "completed")
+
+
+async def test_a_resume_whose_sender_died_is_obeyed_by_the_next_program(registry, store, gate):
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("work", [])
+        await run.pause(hold=True, interrupt=True)
+    await store.open()
+    await store.send(run.id, Message(kind="resume", sent=1.0))
+    gate.go.set()
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store) as executor:
+            await (await executor.handle(run.id)).result()
+    await store.aclose()
 
 
 async def test_a_pause_that_comes_too_late_says_so(registry, store, gate):

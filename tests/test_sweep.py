@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any
+import threading
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 import attrs
 import pytest
 
@@ -17,8 +20,10 @@ from longrun import (
     ExecutorConfig,
     KeyUnavailableError,
     MemoryCheckpointStore,
+    Sleep,
     StepRegistry,
     StoreUnavailableError,
+    WaitFor,
 )
 from longrun.client import Client
 from longrun.lease import check_ownership
@@ -30,10 +35,13 @@ from longrun.stored import Claim, Loaded, Query, Stored
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
 from longrun.sweep import HIDDEN, SHORTEST
+from longrun.testing import ManualClock
+from longrun.testing.interposed import InterposedBackend
 from longrun.testing.samples import create, definition, head, owned
 from longrun.worker import Worker
 from tests.crashing import PATIENCE, CrashableExecutor, crash, registry_of
 
+T = TypeVar("T")
 NOW = 100.0
 HEARTBEAT = 5.0
 QUIET = ExecutorConfig(auto_resume=False)
@@ -111,6 +119,7 @@ async def test_when_the_next_sweep_is_due(
     async def next_due() -> float | None:
         return due
 
+    executor._sweeping.cancel()  # else its own sweeps ring the timer
     monkeypatch.setattr(executor.store, "next_due", next_due)
     assert await executor.sweeper._until_due(HEARTBEAT, NOW, taken) == seconds
     executor.sweeper.gates.moment = NOW + 0.75
@@ -425,3 +434,135 @@ async def test_what_rests_here_under_a_key_that_cannot_be_had_is_woken_later(
 
 async def _refused(id: str) -> Loaded:
     raise KeyUnavailableError(id, "old", "PermissionError")
+
+
+# --- lists of steps, whose names nobody knows beforehand --------------------------------------------------------------
+
+
+class Lists:
+    """Steps that belong to no workflow: each execution is started with a list of them."""
+
+    def __init__(self) -> None:
+        self.registry = StepRegistry()
+        self.begun, self.go = anyio.Event(), anyio.Event()
+        for step in (self.rest, self.ask, self.stay, self.end):
+            self.registry.register(step.__name__, step)
+
+    async def rest(self, state: int) -> Sleep:
+        return Sleep(10.0, state)
+
+    async def ask(self, state: int) -> WaitFor:
+        return WaitFor("answer", state)
+
+    async def stay(self, state: int) -> int:
+        self.begun.set()
+        await self.go.wait()
+        return state
+
+    async def end(self, state: int) -> int:
+        return state + 1
+
+
+async def test_a_list_of_steps_is_woken_by_the_next_program(store: MemoryCheckpointStore) -> None:
+    """I4: it was parked by a program that has ended, and this one was never asked for such a list."""
+    clock = ManualClock()
+    async with Executor(Lists().registry, store=store, clock=clock) as first:
+        for id, steps in (("sleeps", ["rest", "end"]), ("waits", ["ask", "end"])):
+            run = await first.start(steps, 1, id=id)
+            await run.wait("waiting")
+    with anyio.fail_after(PATIENCE):
+        async with Executor(Lists().registry, store=store, clock=clock) as second:
+            await (await second.handle("waits")).signal("answer")
+            clock.advance(11.0)
+            for id in ("sleeps", "waits"):
+                assert await (await second.handle(id)).result() == 2
+
+
+async def test_a_list_of_steps_is_taken_over_from_the_dead(store: MemoryCheckpointStore) -> None:
+    """I4: by somebody who lived already when its owner died."""
+    first, second = Lists(), Lists()
+    second.go.set()
+    often = ExecutorConfig(heartbeat_interval=0.2)
+    with anyio.fail_after(PATIENCE):
+        async with Executor(second.registry, store=store, config=often) as living:
+            async with CrashableExecutor(first.registry, store=store) as dying:
+                await dying.start(["stay", "end"], 1, id="a")
+                await first.begun.wait()
+                await crash(dying)
+            assert await (await living.handle("a")).result() == 2
+
+
+async def test_a_list_of_steps_is_run_by_any_worker_that_knows_them(store: MemoryCheckpointStore) -> None:
+    strange = StepRegistry()
+    strange.register("other", Lists().end)
+    with anyio.fail_after(PATIENCE):
+        async with Executor(Lists().registry, store=store, config=QUIET) as executor, Worker(strange, store=store):
+            run = await executor.submit(["end", "end"], 1)
+            async with Worker(Lists().registry, store=store):
+                assert await run.result() == 3
+
+
+async def test_a_list_with_a_step_that_is_not_known_is_read_once(
+    store: MemoryCheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And again when more steps are registered."""
+    lists, read = Lists(), list[str]()
+    async with Executor(lists.registry, store=store) as executor:
+        executor._sweeping.cancel()
+        load, never = store.load, ("never", "end")
+        await store.create(create("a", ExecutionState.RUNNING, workflow=f"{AD_HOC}never,end", steps=never))
+
+        async def loading(id: str) -> Loaded:
+            read.append(id)
+            return await load(id)
+
+        monkeypatch.setattr(store, "load", loading)
+        for _ in range(3):
+            assert await executor.sweeper.claims.learn() is False
+            assert await executor.sweeper.claims.learn() is False  # behind the last page
+        assert read == ["a"]
+        lists.registry.register("never", lists.rest)
+        assert await executor.sweeper.claims.learn() is True
+
+
+# --- what was left on its way to the store ----------------------------------------------------------------------------
+
+
+class HeldBackend(InterposedBackend):
+    """Keeps one call of the writer waiting until it is let go, and says when somebody looks for executions."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryBackend())
+        self.held: str | None = None
+        self.reached, self.go, self.looked = threading.Event(), threading.Event(), threading.Event()
+
+    def around(self, call: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        is_swept = call == "claim" and args[0].ids is None
+        if call == self.held and not is_swept:
+            self.held = None
+            self.reached.set()
+            assert self.go.wait(PATIENCE)
+        elif call == "find" and self.reached.is_set():
+            self.looked.set()
+        return function(*args, **options)
+
+
+@pytest.mark.parametrize("call", ["commit", "claim"])
+async def test_what_is_written_after_its_caller_has_left_runs(call: str) -> None:
+    """I4: a slow disk, and a request whose client went away. The look for it has to come after the write."""
+    program, backend = Program(), HeldBackend()
+    program.go.set()
+    store = CheckpointStore(backend)
+    with anyio.fail_after(PATIENCE):
+        async with Executor(program.registry, store=store, config=QUIET) as executor:
+            if call == "claim":
+                await executor.submit("work", 1, id="a")
+            backend.held = call
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(executor.start, "work", 1, id="a"))
+                assert await anyio.to_thread.run_sync(backend.reached.wait, PATIENCE)
+                tasks.cancel_scope.cancel()
+            await anyio.to_thread.run_sync(backend.looked.wait, 0.3)  # time for a look that is made too early
+            backend.go.set()
+            await store.settled()
+            assert await (await executor.handle("a")).result() == 2

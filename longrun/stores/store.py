@@ -143,6 +143,10 @@ class CheckpointStore:
         loaded: list[Loaded] = await self._call(partial(self.backend.claim, claim))
         return [self._unsealed_or_damaged(one) for one in loaded]
 
+    async def settled(self) -> None:
+        """Return when everything that was handed over before has been written, also what nobody waits for any more."""
+        await self._call(_nothing)
+
     async def register(self, owner: Owner, ttl: float) -> None:
         await self._call(partial(self.backend.register, owner, ttl))
 
@@ -184,6 +188,14 @@ class CheckpointStore:
         if query.workflows is not None:
             return found
         return [stored for stored in found if stored.definition.workflow not in RECORDS]
+
+    async def find_all(self, query: Query) -> list[Stored]:
+        """Everything that matches, page after page."""
+        found: list[Stored] = []
+        while page := await self.find(query):
+            found += page
+            query = attrs.evolve(query, after=(page[-1].definition.created, page[-1].definition.id))
+        return found
 
     async def count(self, query: Query | None = None) -> dict[ExecutionState, int]:
         return await self._read(self._count, query or Query())
@@ -336,6 +348,10 @@ class CheckpointStore:
         if self._users == 0:  # closed: some stores can be read all the same, but no thread is kept for that
             return await apart(partial(function, *args))
         return await self._readers.run(function, *args)
+
+
+def _nothing() -> None:
+    """What the writer does when somebody only waits for his turn."""
 
 
 def _is_news(save: Save) -> bool:
