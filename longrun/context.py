@@ -18,7 +18,7 @@ from longrun.branches import Branches, check_limits, read_items, result_type
 from longrun.errors import StepMisuseError
 from longrun.handle import BlockingHandle
 from longrun.items import LOOK_EVERY, Each, Loop, Obey, SyncEach, refuse_async, refuse_set
-from longrun.ledger import Group, Ledger
+from longrun.ledger import Group, Ledger, Scope
 from longrun.logging import user_logger
 from longrun.port import Port, StepInfo
 from longrun.records import Progress
@@ -263,7 +263,7 @@ class SyncStepContext(_Context):
         refuse_async(name or "map", items)
         refuse_set(name or "map", items)
         results: list[Any] = self._port.call_from_thread(
-            _mapped, self._inner, function, list(items), name, limit, tolerate, lasting=True
+            _mapped, self._inner, self._group.stack, function, list(items), name, limit, tolerate, lasting=True
         )
         return results
 
@@ -303,9 +303,10 @@ async def _awaited(result: Awaitable[T]) -> T:
 
 
 async def _mapped(
-    context: StepContext, function: Any, items: Any, name: str | None, limit: int, tolerate: int
+    context: StepContext, frames: list[Scope], function: Any, items: Any, name: str | None, limit: int, tolerate: int
 ) -> list[Any]:
-    return await context.map(function, items, name=name, limit=limit, tolerate=tolerate)
+    with context._group.within(frames):
+        return await context.map(function, items, name=name, limit=limit, tolerate=tolerate)
 
 
 def check_amount(number: object) -> None:

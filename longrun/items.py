@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio.lowlevel
 
 from longrun.errors import ConfigError, ItemsChangedError, StepMisuseError
-from longrun.ledger import Cursor, Group
+from longrun.ledger import Cursor, Group, opened
 from longrun.port import Port
 from longrun.records import Progress
 
@@ -39,6 +39,7 @@ class Loop:
         self.cursor = Cursor(key, group.ledger.entries.get(key))
         self._scope = group.item_scope(name, self.cursor)
         self._frames = [*group.stack, self._scope]
+        self._opened: object = None
         self._inside = False
         self._save_due = False
         self._fit(len(items) if isinstance(items, Sized) else None)
@@ -63,9 +64,8 @@ class Loop:
     def begin(self) -> None:
         """The item behind the cursor is being handed out."""
         self._inside = True
-        group = self.group
-        if group.stack[-1] is not self._scope or group.ledger.inherits:
-            group.item_opened(self._frames)
+        if opened.get() is not self._opened or self.group.ledger.inherits:
+            self._opened = self.group.item_opened(self._frames)
 
     def end(self) -> bool:
         """Note the item that was open as done; True if a point is due: something to obey, to save, or time to look."""

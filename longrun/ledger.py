@@ -13,7 +13,10 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 from longrun import codec
@@ -28,6 +31,12 @@ FREE_SECONDS = 1.0
 """A dearer one is captured at every item's end for this long in all …"""
 SHARE = 0.2
 """… and after that only while encoding it takes less than this share of the step's time."""
+
+
+_NONE: Mapping[Group, list[Scope]] = MappingProxyType({})
+opened: ContextVar[Mapping[Group, list[Scope]]] = ContextVar("longrun_open_items", default=_NONE)
+"""The scopes that are open in each context, where one of them is an item's, for the task or the thread that asks. Tasks
+of one step do not stand in each other's items; one that is started inside an item does stand in that."""
 
 
 class Ledger:
@@ -71,7 +80,7 @@ class Ledger:
                 return set()
             group.emit()
             group.closed = True
-            return group.stack[0].keys | {prefix + "local"}
+            return group.root.keys | {prefix + "local"}
 
     def finish(self, prefix: str, key: str, data: bytes) -> None:
         """A branch is over: its result stands in the place of everything below it."""
@@ -79,7 +88,7 @@ class Ledger:
             group = self._groups.pop(prefix, None)
             if group is not None:
                 group.closed = True
-                self.drop(group.stack[0].keys)
+                self.drop(group.root.keys)
                 self.drop([prefix + "local"])
             self.drop(self.inherited(prefix))
             self.record(key, data)
@@ -91,6 +100,7 @@ class Ledger:
             for group in self._groups.values():
                 group.closed = True
             self._groups.clear()
+        opened.set(_NONE)
 
     def record(self, key: str, data: bytes) -> None:
         with self.lock:
@@ -172,7 +182,8 @@ class Group:
         self.closed = False
         stored = ledger.entries.get(prefix + "local")
         self.local: dict[Any, Any] = codec.decode(stored, dict, path="local") if stored else {}
-        self.stack = [Scope(prefix)]
+        self.root = Scope(prefix)
+        self._alone = [self.root]
         self.look_at = 0.0
         """When (monotonic) a loop of this context should look up from its items."""
         self._captured: dict[str, Cursor] = {}
@@ -187,6 +198,22 @@ class Group:
         self._began = time.monotonic()
         self._spent = 0.0
         self._price = 0.0
+
+    # scopes
+
+    @property
+    def stack(self) -> list[Scope]:
+        """The scopes that are open for who asks, from the context's own to that of the innermost item."""
+        return opened.get().get(self, self._alone)
+
+    @contextmanager
+    def within(self, frames: list[Scope]) -> Iterator[None]:
+        """Do something for whom these are open: a thread has the loop do it."""
+        before = opened.set({**opened.get(), self: frames})
+        try:
+            yield
+        finally:
+            opened.reset(before)
 
     # names
 
@@ -222,11 +249,14 @@ class Group:
         """The scope of the items of a loop that is opened in the scope open now."""
         return Scope(self.stack[-1].prefix + _quote(name), cursor)
 
-    def item_opened(self, frames: list[Scope]) -> None:
-        """An item begins: names belong to the last of `frames` now, and so does what an earlier attempt left of it."""
-        self.stack = list(frames)
+    def item_opened(self, frames: list[Scope]) -> object:
+        """An item begins: names belong to the last of `frames` now, and so does what an earlier attempt left of it.
+        What `opened` holds then, for as long as nothing else is opened or closed."""
+        now = {**opened.get(), self: frames}
+        opened.set(now)
         for key in self.ledger.inherited(frames[-1].prefix) if self.ledger.inherits else ():
             self.own(key)
+        return now
 
     def item_ended(self, cursor: Cursor, scope: Scope) -> None:
         """An item is done: captured with `local`; what was opened in it goes when that is saved."""
@@ -242,8 +272,9 @@ class Group:
 
     def close_scope(self, scope: Scope) -> None:
         """Leave a loop: names belong to the scope around it again."""
-        if scope in self.stack:
-            self.stack = self.stack[: self.stack.index(scope)]
+        stack = self.stack
+        if scope in stack:
+            opened.set({**opened.get(), self: stack[: stack.index(scope)]})
 
     def _leave(self, scope: Scope) -> None:
         scope.names.clear()

@@ -15,6 +15,7 @@ from longrun import (
     ExecutorConfig,
     MemoryCheckpointStore,
     StepContext,
+    SyncStepContext,
 )
 from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, registry_of, run, stored
 
@@ -439,3 +440,85 @@ async def test_an_interval_of_zero_saves_at_every_item(store):
                     await anyio.lowlevel.checkpoint()
 
     await run(registry_of(step), store, config=ExecutorConfig(checkpoint_interval=0))
+
+
+# --- several tasks of one step ----------------------------------------------------------------------------------------
+
+
+async def test_a_task_in_a_loop_does_not_own_what_another_task_keeps():
+    """What is kept beside an item does not go with it: `once` is called once in a visit."""
+    calls = []
+
+    async def step(ctx: StepContext, state: Any) -> Any:
+        inside, kept = anyio.Event(), anyio.Event()
+
+        async def loop() -> None:
+            async for _ in ctx.each("pages", range(3)):
+                inside.set()
+                await kept.wait()
+            inside.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop)
+            await inside.wait()
+            await ctx.once("charge", lambda: calls.append(ctx.attempt))
+            kept.set()
+        if ctx.attempt == 1:
+            raise ValueError
+        return state
+
+    await run(registry_of(step, retry=AT_ONCE))
+    assert calls == [1]
+
+
+async def test_loops_of_several_tasks_keep_their_own_places_and_names():
+    seen: dict[str, list[int]] = {"a": [], "b": []}
+    sent: list[str] = []
+
+    async def step(ctx: StepContext, state: Any) -> Any:
+        turn = {"a": anyio.Event(), "b": anyio.Event()}
+
+        async def loop(name: str, other: str) -> None:
+            async for n in ctx.each(name, range(3), every=1):
+                turn[name].set()
+                await turn[other].wait()  # from here on both are inside an item
+                seen[name].append(n)
+                await ctx.once("send", sent.append, f"{name}{n}")
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(inside, f"{name}{n}")
+                if ctx.attempt == 1 and n == 1:
+                    raise ValueError
+            turn[name].set()
+
+        async def inside(text: str) -> None:
+            """A task that is started inside an item belongs to that item."""
+            await ctx.once("inside", sent.append, f"inside {text}")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop, "a", "b")
+            tasks.start_soon(loop, "b", "a")
+        return state
+
+    await run(registry_of(step, retry=AT_ONCE))
+    for name in ("a", "b"):
+        assert sorted(set(seen[name])) == [0, 1, 2]
+        assert seen[name].count(0) == 1
+    assert sorted(sent) == sorted(set(sent))
+    assert len(sent) == 12
+
+
+@pytest.mark.parametrize("nested", ["each", "map"])
+async def test_what_a_plain_step_opens_inside_an_item_belongs_to_it(nested):
+    """Its loop is read in a thread, and its map runs in the event loop."""
+    seen = []
+
+    def step(ctx: SyncStepContext, state: Any) -> Any:
+        for page in ctx.each("pages", range(3)):
+            if nested == "each":
+                seen.extend([(page, part) for part in ctx.each("parts", range(2))])
+            else:
+                ctx.map(lambda part, page=page: seen.append((page, part)), range(2), name="parts")
+        return state
+
+    await run(registry_of(step))
+    assert sorted(seen) == [(page, part) for page in range(3) for part in range(2)]
