@@ -10,7 +10,6 @@ itself whether it was done (I9).
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -180,7 +179,7 @@ class PostgresBackend(StoreBackend):
     def count(self, query: Query) -> dict[ExecutionState, int]:
         conditions = Conditions(query, page=False)
         name = "count_with_definitions" if conditions.needs_definitions else "count"
-        return {ExecutionState(state): number for state, number in self._listed(name, conditions)}
+        return rows.counts_from(self._listed(name, conditions))
 
     def _listed(self, name: str, conditions: Conditions) -> list[tuple[Any, ...]]:
         """Never prepared: the best index depends on the values that are asked for."""
@@ -212,16 +211,7 @@ class PostgresBackend(StoreBackend):
         return [id for (id,) in self._rows("pending", owner=owner)]
 
     def owners(self) -> list[Owner]:
-        return [
-            Owner(
-                id=id,
-                life=rows.json_mapping(life),
-                remaining=remaining,
-                workflows=tuple(json.loads(workflows)),
-                queues=tuple(json.loads(queues)),
-            )
-            for id, life, workflows, queues, remaining in self._rows("owners")
-        ]
+        return [rows.owner_from(*row) for row in self._rows("owners")]
 
     def next_due(self) -> float | None:
         ((due,),) = self._rows("next_due")

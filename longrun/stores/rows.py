@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
-from longrun.stored import EMPTY, Boundary, Definition, Head, Message
+from longrun.stored import EMPTY, Boundary, Definition, Head, Message, Owner
 
 FORMAT = 1
 """The version of this mapping. A store writes it down once and refuses a higher one."""
@@ -181,6 +181,15 @@ def head_from(values: Sequence[Any]) -> Head:
     return Head(**fields)
 
 
+def counts_from(found: Iterable[tuple[str, int]]) -> dict[ExecutionState, int]:
+    """How many there are in each state; a damaged one counts as a listing shows it."""
+    counts: dict[ExecutionState, int] = {}
+    for text, number in found:
+        state = _STATES.get(text, ExecutionState.BLOCKED)
+        counts[state] = counts.get(state, 0) + number
+    return counts
+
+
 # boundaries
 
 
@@ -260,6 +269,25 @@ def message_from(values: Sequence[Any]) -> Message:
     fields = dict(zip(MESSAGE_COLUMNS, values, strict=True))
     fields["options"] = json_mapping(fields["options"])
     return Message(**fields)
+
+
+# owners
+
+
+def owner_from(id: str, life: Any, workflows: Any, queues: Any, remaining: float) -> Owner:
+    """Of a damaged row only the lease is left: its owner may well live, so it is not left out."""
+    try:
+        known, served = _names(workflows), _names(queues)
+        return Owner(id=id, life=json_mapping(life), remaining=remaining, workflows=known, queues=served)
+    except (ValueError, TypeError, CorruptDataError):
+        return Owner(id=id, life=EMPTY, remaining=remaining)
+
+
+def _names(text: Any) -> tuple[str, ...]:
+    names = json.loads(text)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CorruptDataError("a JSON column", "it holds no list of names")
+    return tuple(names)
 
 
 # JSON columns

@@ -237,13 +237,7 @@ class SQLiteBackend(StoreBackend):
         found = self._read(lambda connection: connection.execute(sql.OWNERS).fetchall())
         now = self._clock.now()
         return [
-            Owner(
-                id=id,
-                life=json.loads(life),
-                remaining=expires - now,
-                workflows=tuple(json.loads(workflows)),
-                queues=tuple(json.loads(queues)),
-            )
+            rows.owner_from(str(id), life, workflows, queues, _moment(expires) - now)
             for id, life, workflows, queues, expires in found
         ]
 
@@ -399,3 +393,8 @@ def _translated() -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise translate(error) from error
+
+
+def _moment(value: object) -> float:
+    """The end of a lease. One that cannot be read has run out: whoever still holds it renews it."""
+    return float(value) if isinstance(value, int | float) else 0.0

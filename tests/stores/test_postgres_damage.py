@@ -9,7 +9,7 @@ import pytest
 
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
-from longrun.stored import Head, Query
+from longrun.stored import Head, Owner, Query
 from longrun.stores.base import StoreBackend
 from longrun.stores.postgres import PostgresBackend
 from longrun.testing.conformance_base import created, done, ids_of, loaded, opened
@@ -124,6 +124,18 @@ def test_a_listing_shows_damaged_rows_as_far_as_it_can(place: Place) -> None:
     place.execute("UPDATE heads SET state = 'nonsense' WHERE id = 'b'")
     listed = {one.definition.id: one for one in place.backend.find(Query())}
     assert (listed["c"].definition.metadata, listed["b"].head.state) == ({}, ExecutionState.BLOCKED)
+    assert place.backend.count(Query()) == {ExecutionState.RUNNING: 2, ExecutionState.BLOCKED: 1}
+
+
+@pytest.mark.parametrize("damage", ["life = '{\"owner'", "life = '[1]'", "workflows = '\"w\"'", "queues = '[1]'"])
+def test_of_an_owner_that_cannot_be_read_the_lease_is_left(place: Place, damage: str) -> None:
+    for id in ("a", "b"):
+        place.backend.register(Owner(id=id, life={"pid": 1}, remaining=0.0, workflows=("w",), queues=("q",)), 100.0)
+    place.execute(f"UPDATE owners SET {damage} WHERE id = 'a'")
+    damaged, sound = place.backend.owners()
+    assert (damaged.id, damaged.life, damaged.workflows, damaged.queues) == ("a", {}, (), ())
+    assert 90 < damaged.remaining <= 100
+    assert (sound.id, sound.life, sound.workflows, sound.queues) == ("b", {"pid": 1}, ("w",), ("q",))
 
 
 @pytest.mark.parametrize("how", FALL_BACK)

@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 import pytest
 
+from longrun import Executor, StepRegistry
 from longrun.errors import (
     CorruptDataError,
     ExecutionNotFoundError,
@@ -745,6 +746,44 @@ def test_a_listing_shows_what_is_damaged_beside_the_others(path: Path, backend: 
     assert shown == {"a": ExecutionState.BLOCKED, "b": ExecutionState.BLOCKED, "c": ExecutionState.RUNNING}
     assert backend.count(Query()) == {ExecutionState.RUNNING: 2, ExecutionState.BLOCKED: 1}
     assert {one.definition.created for one in backend.find(Query())} == {NOW}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["life = '{\"owner'", "life = x'ff'", "life = '[1]'", "workflows = '['", "workflows = '\"w\"'", "queues = '[1]'"],
+)
+def test_of_an_owner_that_cannot_be_read_the_lease_is_left(path: Path, backend: SQLiteBackend, damage: str) -> None:
+    for id in ("a", "b"):
+        backend.register(Owner(id=id, life={"pid": 1}, remaining=0.0, workflows=("w",), queues=("q",)), 100.0)
+    spoil(path, f"UPDATE owner SET {damage} WHERE id = 'a'")
+    damaged, sound = backend.owners()
+    assert (damaged.id, damaged.life, damaged.workflows, damaged.queues) == ("a", {}, (), ())
+    assert 90 < damaged.remaining <= 100
+    assert (sound.id, sound.life, sound.workflows, sound.queues) == ("b", {"pid": 1}, ("w",), ("q",))
+
+
+def test_a_lease_that_cannot_be_read_has_run_out_until_it_is_renewed(path: Path, backend: SQLiteBackend) -> None:
+    backend.register(Owner(id="a", life={"pid": 1}, remaining=0.0), 100.0)
+    spoil(path, "UPDATE owner SET expires = 'x'")
+    (owner,) = backend.owners()
+    assert (owner.life, owner.remaining < 0) == ({"pid": 1}, True)
+    assert backend.renew("a", 100.0)
+    (owner,) = backend.owners()
+    assert owner.remaining > 90
+
+
+async def test_an_unreadable_owner_keeps_no_executor_from_its_work(path: Path) -> None:
+    registry = StepRegistry()
+
+    @registry.step
+    async def same(state: int) -> int:
+        return state
+
+    registry.workflow("w", [same])
+    async with SQLiteCheckpointStore(path):
+        spoil(path, "INSERT INTO owner VALUES ('gone', '{\"owner', '[]', '[]', 0.0)")
+    async with Executor(registry, store=SQLiteCheckpointStore(path)) as executor:
+        assert await (await executor.start("w", 1)).result() == 1
 
 
 @pytest.mark.parametrize(

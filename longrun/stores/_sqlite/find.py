@@ -23,7 +23,6 @@ from longrun.stores._sqlite import pack, sql
 
 _CONTAINS = "longrun_contains"
 _EQUALS = "longrun_equals"
-_STATES = {state.value: state for state in ExecutionState}
 _DEFINITION_END = len(rows.DEFINITION_COLUMNS)
 
 
@@ -59,11 +58,7 @@ def count(connection: sqlite3.Connection, query: Query) -> dict[ExecutionState, 
         conditions.append("state IN (SELECT value FROM json_each(:states))")
         values["states"] = json.dumps([state.value for state in query.states])
     statement = f"SELECT state, count(*) FROM execution{_where(conditions)} GROUP BY state"
-    counts: dict[ExecutionState, int] = {}
-    for text, number in connection.execute(statement, values):
-        state = _STATES.get(text, ExecutionState.BLOCKED)  # as `find` shows a damaged row
-        counts[state] = counts.get(state, 0) + number
-    return counts
+    return rows.counts_from(connection.execute(statement, values))
 
 
 def _where(conditions: list[str]) -> str:
