@@ -17,7 +17,7 @@ from longrun import codec
 from longrun.client import Client
 from longrun.dashboard.listing import Filters, Listing
 from longrun.desk import UNCHANGED
-from longrun.errors import CodecError, ConfigError, LongrunError
+from longrun.errors import CodecError, ConfigError, LongrunError, StoreUnavailableError
 from longrun.records import check_id
 from longrun.stores.store import CheckpointStore
 
@@ -65,8 +65,13 @@ async def _retry(client: Client, id: str, body: Mapping[str, Any], timeout: floa
 
 
 async def _signal(client: Client, id: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    """Its time-out is that of the store, and not of an effect: nobody knows what became of it."""
     name: Any = body.get("name")
-    await client.signal(id, name, body.get("payload"), key=body.get("key"), timeout=timeout)
+    try:
+        await client.signal(id, name, body.get("payload"), key=body.get("key"), timeout=timeout)
+    except TimeoutError:
+        problem = f"nothing within {timeout:g} s; the signal may or may not be stored (with a key it can be sent again)"
+        raise StoreUnavailableError(client.store.backend.kind, problem) from None
     return {}
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import anyio
 import pytest
 
-from longrun import ConfigError, ExecutionState, Executor, ExecutorConfig, StepContext, StepRegistry, WaitFor
+from longrun import (
+    ConfigError,
+    ExecutionState,
+    Executor,
+    ExecutorConfig,
+    StepContext,
+    StepRegistry,
+    StoreUnavailableError,
+    WaitFor,
+)
 from longrun.dashboard import DashboardApp
 from longrun.dashboard.actions import body_of
 from longrun.stores.store import CheckpointStore
@@ -113,6 +123,27 @@ async def test_a_request_whose_effect_takes_longer_is_stored_and_says_so(
     async for event in events:
         if event.type == "paused":
             break
+
+
+async def test_a_signal_that_the_store_does_not_answer_is_not_called_stored(
+    browser: Browser, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.create(created("one", state="waiting"))
+    answered = threading.Event()
+
+    def away(batch: object) -> list[object]:
+        assert answered.wait(60)
+        raise StoreUnavailableError("tested", "the connection is lost")
+
+    monkeypatch.setattr(store.backend, "commit", away)
+    monkeypatch.setattr("longrun.dashboard.actions.WAIT", 0.05)
+    try:
+        answer = await browser.post("/api/executions/one/signal", {"name": "go"})
+    finally:
+        answered.set()
+    assert answer.status == 503
+    assert "may or may not be stored" in answer.json()["error"]
+    assert await store.messages("one") == []
 
 
 async def test_what_the_state_forbids_is_a_conflict(browser: Browser, store: CheckpointStore) -> None:
