@@ -93,8 +93,10 @@ class ExecutionHandle:
     async def cancel(self, reason: str | None = None, *, children: bool = False, timeout: float | None = None) -> None:
         await self._room.cancel(self.id, reason, children=children, timeout=timeout)
 
-    async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> None:
-        await self._room.signal(self.id, name, payload, key=key)
+    async def signal(
+        self, name: str, payload: Any = None, *, key: str | None = None, timeout: float | None = None
+    ) -> None:
+        await self._room.signal(self.id, name, payload, key=key, timeout=timeout)
 
     async def retry(self, *, state: Any = UNCHANGED, timeout: float | None = None) -> None:
         await self._room.retry(self.id, state=state, timeout=timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import anyio
@@ -218,6 +219,27 @@ async def test_a_key_is_counted_once_and_without_one_every_call_counts(registry,
         for _ in range(2):
             await run.signal("letter", "b")
         assert await run.result() == ["a", "b", "b"]
+
+
+async def test_a_timeout_ends_the_waiting_and_a_key_lets_it_be_sent_again(registry, store, monkeypatch):
+    answers, commit = threading.Event(), store.backend.commit
+
+    def slow(batch):
+        assert answers.wait(60)
+        return commit(batch)
+
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("letters", [])
+        await run.wait("waiting")
+        monkeypatch.setattr(store.backend, "commit", slow)
+        try:
+            with pytest.raises(TimeoutError):
+                await run.signal("letter", "a", key="a", timeout=0.01)
+        finally:
+            answers.set()
+        for letter in "abc":
+            await run.signal("letter", letter, key=letter, timeout=60)
+        assert await run.result() == ["a", "b", "c"]
 
 
 async def test_the_queue_is_bounded(store):
