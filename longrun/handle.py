@@ -5,7 +5,8 @@ Place in the life of an execution: from its start to its result.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -117,19 +118,52 @@ class BlockingHandle:
         self._handle = handle
         self.id = handle.id
 
+    def __repr__(self) -> str:
+        return f"<BlockingHandle {self.id}>"
+
     def result(self, *, timeout: float | None = None) -> Any:
-        return call_from_thread(partial(self._handle.result, timeout=timeout), lasting=True)
+        return self._wait_for(self._handle.result, timeout=timeout)
 
     def wait(self, *states: ExecutionState | str, timeout: float | None = None) -> Execution:
-        found: Execution = call_from_thread(partial(self._handle.wait, *states, timeout=timeout), lasting=True)
+        found: Execution = self._wait_for(self._handle.wait, *states, timeout=timeout)
         return found
+
+    def pause(self, *, hold: bool = False, interrupt: bool = False, timeout: float | None = None) -> None:
+        self._wait_for(self._handle.pause, hold=hold, interrupt=interrupt, timeout=timeout)
+
+    def resume(self, *, state: Any = UNCHANGED, timeout: float | None = None) -> None:
+        self._wait_for(self._handle.resume, state=state, timeout=timeout)
+
+    def cancel(self, reason: str | None = None, *, children: bool = False, timeout: float | None = None) -> None:
+        self._wait_for(self._handle.cancel, reason, children=children, timeout=timeout)
+
+    def signal(self, name: str, payload: Any = None, *, key: str | None = None, timeout: float | None = None) -> None:
+        call_from_thread(partial(self._handle.signal, name, payload, key=key, timeout=timeout))
+
+    def retry(self, *, state: Any = UNCHANGED, timeout: float | None = None) -> None:
+        self._wait_for(self._handle.retry, state=state, timeout=timeout)
 
     def info(self) -> Execution:
         found: Execution = call_from_thread(self._handle.info)
         return found
 
-    def cancel(self, reason: str | None = None) -> None:
-        call_from_thread(self._handle.cancel, reason)
+    def events(self) -> Iterator[ExecutionEvent]:
+        return _blocking(call_from_thread(_begun, self._handle.events))
+
+    def _wait_for(self, method: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
+        """It may take its time, and what is waited for may need a thread."""
+        return call_from_thread(partial(method, *args, **options), lasting=True)
+
+
+async def _begun(events: Callable[[], AsyncIterator[ExecutionEvent]]) -> AsyncIterator[ExecutionEvent]:
+    """In the loop: what is told from now on is kept, also before it is read."""
+    return events()
+
+
+def _blocking(source: AsyncIterator[ExecutionEvent]) -> Iterator[ExecutionEvent]:
+    with contextlib.suppress(StopAsyncIteration):
+        while True:
+            yield call_from_thread(source.__anext__, lasting=True)
 
 
 def result_of(loaded: Loaded, room: ControlRoom) -> Any:

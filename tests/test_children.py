@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from inspect import signature
 
 import anyio
 import pytest
@@ -21,7 +22,9 @@ from longrun import (
     StepContext,
     StepRegistry,
     SyncStepContext,
+    WaitFor,
 )
+from longrun.handle import BlockingHandle, ExecutionHandle
 from longrun.testing.samples import create
 from longrun.worker import Worker
 from tests import crashing
@@ -241,6 +244,47 @@ async def test_a_thread_gets_a_handle_that_blocks():
         return child.result()
 
     assert await run(registry_of(step)) == 42
+
+
+async def test_a_thread_can_ask_of_its_child_what_a_task_can():
+    def step(ctx: SyncStepContext, state):
+        child = ctx.start_child("asking", key="asking")
+        events = child.events()
+        child.wait("waiting")
+        child.pause(timeout=PATIENCE)
+        assert child.info().state == "paused"
+        child.resume(timeout=PATIENCE)
+        child.signal("go", 21, key="once", timeout=PATIENCE)
+        assert child.result() == 21
+        assert [event.type for event in events][-1] == "execution_completed"
+
+        bad = ctx.start_child("bad", key="bad")
+        bad.wait("failed")
+        bad.retry(timeout=PATIENCE)
+        bad.wait("failed")
+
+        idle = ctx.start_child("asking", key="idle")
+        idle.cancel("enough", children=True, timeout=PATIENCE)
+        return idle.info().reason
+
+    registry = registry_of(step)
+
+    async def ask(state):
+        return WaitFor("go", state)
+
+    async def told(ctx: StepContext, state):
+        return ctx.signal
+
+    registry.workflow("asking", [ask, told])
+    assert await run(registry) == "enough"
+
+
+def test_the_blocking_handle_has_the_names_of_the_other():
+    public = {name for name in vars(ExecutionHandle) if not name.startswith("_")}
+    assert public == {name for name in vars(BlockingHandle) if not name.startswith("_")}
+    for name in public:
+        theirs, ours = (signature(getattr(kind, name)) for kind in (ExecutionHandle, BlockingHandle))
+        assert theirs.parameters == ours.parameters, name
 
 
 @pytest.mark.parametrize("key", ["", None, 3])
