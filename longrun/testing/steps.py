@@ -6,7 +6,8 @@ Place in the life of an execution: run a step.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -15,11 +16,14 @@ from attrs import field, frozen
 from longrun import codec
 from longrun.attempt import Attempt
 from longrun.context import StepContext, SyncStepContext
+from longrun.desk import UNCHANGED
+from longrun.events import ExecutionEvent
 from longrun.ledger import Ledger
 from longrun.loops import current_loop
 from longrun.port import StepInfo
-from longrun.records import Progress
-from longrun.registry import DIRECTIVES, Step, StepFunction, StepRegistry
+from longrun.records import Execution, ExecutionState, Progress
+from longrun.registry import AD_HOC, DIRECTIVES, Step, StepFunction, StepRegistry
+from longrun.starting import child_id
 from longrun.threads import StepThreads
 
 Children = Callable[[Any, Any, str], Any]
@@ -88,18 +92,56 @@ class _Host:
     async def start_child(self, workflow: Any, state: Any, key: str) -> Any:
         if self._children is None:
             raise LookupError("the step starts a child: give run_step a `children` function that answers for it")
-        return _Child(key, self._children(workflow, state, key))
+        id = child_id(self._info.execution_id, self._info.visit, key)
+        return _Child(id, self._info.execution_id, workflow, self._children(workflow, state, key))
 
 
 class _Child:
-    """Stands for the handle of a child that has ended."""
+    """Stands for the handle of a child: it has ended as soon as it is started, and whatever is asked of it is done."""
 
-    def __init__(self, key: str, result: Any) -> None:
-        self.id = f"test~1~{key}"
-        self._result = result
+    def __init__(self, id: str, parent: str, workflow: Any, result: Any) -> None:
+        self.id, self._result = id, result
+        now = datetime.now(UTC)
+        self._execution = Execution(
+            id=id,
+            name=workflow if isinstance(workflow, str) else getattr(workflow, "name", AD_HOC),
+            state=ExecutionState.COMPLETED,
+            progress=1.0,
+            current_step=1,
+            total_steps=1,
+            start_time=now,
+            last_update=now,
+            end_time=now,
+            parent_id=parent,
+        )
 
-    async def result(self) -> Any:
+    async def result(self, *, timeout: float | None = None) -> Any:
         return self._result
+
+    async def wait(self, *states: ExecutionState | str, timeout: float | None = None) -> Execution:
+        return self._execution
+
+    async def info(self) -> Execution:
+        return self._execution
+
+    async def pause(self, *, hold: bool = False, interrupt: bool = False, timeout: float | None = None) -> None: ...
+
+    async def resume(self, *, state: Any = UNCHANGED, timeout: float | None = None) -> None: ...
+
+    async def cancel(
+        self, reason: str | None = None, *, children: bool = False, timeout: float | None = None
+    ) -> None: ...
+
+    async def signal(
+        self, name: str, payload: Any = None, *, key: str | None = None, timeout: float | None = None
+    ) -> None: ...
+
+    async def retry(self, *, state: Any = UNCHANGED, timeout: float | None = None) -> None: ...
+
+    async def events(self) -> AsyncIterator[ExecutionEvent]:
+        nothing: tuple[ExecutionEvent, ...] = ()
+        for event in nothing:
+            yield event
 
 
 async def run_step(

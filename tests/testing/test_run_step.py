@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import attrs
 import pytest
 
 from longrun import Goto, NotStorableError, Progress, Sleep, StepContext, StepRegistry, SyncStepContext, WaitFor
+from longrun.handle import ExecutionHandle
 from longrun.testing import run_step
+from longrun.testing.steps import _Child
 
 
 @attrs.frozen
@@ -132,3 +135,33 @@ async def test_children_are_answered_for() -> None:
     assert run.state == {"child": {"n": 20, "of": "leaf"}}
     with pytest.raises(LookupError, match="children"):
         await run_step(family, {})
+
+
+async def test_children_are_waited_for_and_asked_as_real_ones_are() -> None:
+    async def in_a_task(ctx: StepContext, state: dict[str, Any]) -> list[Any]:
+        child = await ctx.start_child("leaf", {}, key="a")
+        await child.signal("go", 1, key="k", timeout=5)
+        waited = await child.wait("completed", timeout=5)
+        heard = [event async for event in child.events()]
+        found = await child.info()
+        return [await child.result(timeout=5), waited.state.value, found.id, found.name, found.parent_id, heard]
+
+    def in_a_thread(ctx: SyncStepContext, state: dict[str, Any]) -> list[Any]:
+        child = ctx.start_child("leaf", {}, key="a")
+        child.signal("go", 1, key="k", timeout=5)
+        waited = child.wait("completed", timeout=5)
+        heard = list(child.events())
+        found = child.info()
+        return [child.result(timeout=5), waited.state.value, found.id, found.name, found.parent_id, heard]
+
+    for step in (in_a_task, in_a_thread):
+        run = await run_step(step, {}, children=lambda workflow, state, key: 3, execution_id="x", visit=2)
+        assert run.state == [3, "completed", "x~2~a", "leaf", "x", []]
+
+
+def test_the_handle_of_such_a_child_has_every_name_of_a_real_one() -> None:
+    public = {name for name in vars(ExecutionHandle) if not name.startswith("_")}
+    assert public == {name for name in vars(_Child) if not name.startswith("_")}
+    for name in public:
+        real, stand_in = (signature(getattr(kind, name)) for kind in (ExecutionHandle, _Child))
+        assert real.parameters == stand_in.parameters, name
