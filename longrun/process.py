@@ -27,13 +27,14 @@ from longrun.errors import StepProcessError, StepSignatureError, UnsupportedInPr
 from longrun.pipe import MAIN, UNTIL_READY, Pipe
 from longrun.records import Progress
 from longrun.registry import DIRECTIVES, Step
+from longrun.stores.readers import apart
 from longrun.telemetry import carrier
 from longrun.threads import call_from_thread
 
 IDLE = 4
 """Children kept for the next step once theirs has ended."""
 LAST_WORDS = 2.0
-"""How long a child that has closed its pipe may take to end."""
+"""How long a child that has closed its pipe, or was killed, may take to end."""
 DIRECTIVE = {kind.__name__: kind for kind in DIRECTIVES}
 
 
@@ -60,10 +61,17 @@ class Child:
 
     def kill(self) -> None:
         self._process.kill()
-        self.end()
+        self.pipe.close()
+
+    async def killed(self) -> None:
+        """Kill it and see it gone, in a thread: one with much memory takes its time. One that hangs in the kernel, on a
+        disk that does not answer, is left to that thread: it will run nothing more."""
+        self.kill()
+        with anyio.move_on_after(LAST_WORDS, shield=True):
+            await apart(self._process.wait, shield=False)
 
     def end(self) -> str:
-        """Close the pipe, which ends an idle child, and say how it ended."""
+        """Close the pipe, which ends an idle child, and say how it ended. Only for threads: it may take a while."""
         self.pipe.close()
         try:
             code = self._process.wait(LAST_WORDS)
@@ -104,8 +112,8 @@ class ProcessEngine:
                 finished = True
             finally:
                 if not finished:
-                    child.kill()
-            self._keep(child)
+                    await child.killed()
+            await self._keep(child)
         return _returned(attempt.step, outcome)
 
     def _child(self) -> Child:
@@ -114,18 +122,20 @@ class ProcessEngine:
             child = self._idle.pop()
             if child.alive:
                 return child
-            child.end()
+            child.pipe.close()
         return Child()
 
-    def _keep(self, child: Child) -> None:
+    async def _keep(self, child: Child) -> None:
         if child.alive and len(self._idle) < IDLE:
             self._idle.append(child)
         else:
-            child.kill()
+            await child.killed()
 
     async def aclose(self) -> None:
+        for child in self._idle:
+            child.kill()  # all at once
         while self._idle:
-            self._idle.pop().kill()
+            await self._idle.pop().killed()
 
 
 def _check_found(step: Step) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,38 @@ async def test_cancel_kills_the_child(step: Any, tmp_path: Path) -> None:
                 await run.result()
             while is_running(pid):
                 await anyio.lowlevel.checkpoint()
+
+
+async def test_the_event_loop_does_not_wait_for_a_child_that_dies_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the cancel, without end: one that hangs in the kernel runs nothing more."""
+    gone, waiting, wait = threading.Event(), set[int](), subprocess.Popen.wait
+
+    def slow(child: Any, timeout: float | None = None) -> int:
+        waiting.add(threading.get_ident())
+        assert threading.get_ident() == loop or gone.wait(60)
+        return wait(child, timeout)
+
+    loop = threading.get_ident()
+    registry = registry_of(process_steps.deaf)
+    registry.register(None, process_steps.double, run_in="process")
+    registry.workflow("idle", ["double"])
+    async with Executor(registry, store="memory:") as executor:
+        run = await executor.start("w", {"pid_file": str(tmp_path / "pid")})
+        pid = int(await read_when_there(tmp_path / "pid"))
+        with anyio.fail_after(20):
+            await (await executor.start("idle", {"n": 1})).result()
+            monkeypatch.setattr(process, "LAST_WORDS", 0.05)
+            monkeypatch.setattr(subprocess.Popen, "wait", slow)
+            try:
+                await run.cancel("enough")
+            finally:
+                gone.set()
+            while is_running(pid):
+                await anyio.lowlevel.checkpoint()
+    assert waiting
+    assert loop not in waiting
 
 
 async def test_a_time_out_kills_the_child(tmp_path: Path) -> None:
@@ -352,7 +385,7 @@ async def test_only_some_children_are_kept_for_later() -> None:
     engine = ProcessEngine()
     children = [Child() for _ in range(IDLE + 1)]
     for child in children:
-        engine._keep(child)
+        await engine._keep(child)
     assert [child.alive for child in children] == [True] * IDLE + [False]
     await engine.aclose()
     assert not any(child.alive for child in children)

@@ -84,13 +84,13 @@ class Readers:
             return self._idle.wait_for(lambda: self._busy <= 0, patience)
 
 
-async def apart(function: Callable[[], T]) -> T:
-    """What the function gives, called in a thread of its own."""
+async def apart(function: Callable[[], T], *, shield: bool = True) -> T:
+    """What the function gives, called in a thread of its own; without `shield`, who is cancelled leaves it to that."""
 
     def ask(request: _Request) -> None:
         threading.Thread(target=request.serve, name="longrun-apart", daemon=True).start()
 
-    value: T = await _answered(function, (), ask, shield=True)
+    value: T = await _answered(function, (), ask, shield=shield)
     return value
 
 
