@@ -62,8 +62,9 @@ class Desk:
         except CorruptDataError as error:
             return await self._unreadable(id, error)
         found = await self.view(loaded, self.live_progress(id))
-        if found.reason is None and may_be_stranded(loaded.head):
-            return attrs.evolve(found, reason=stranded(loaded.definition, loaded.head, await living(self.store)))
+        head, now = loaded.head, self.clock.now()
+        if found.reason is None and may_be_stranded(head, now):
+            return attrs.evolve(found, reason=stranded(loaded.definition, head, await living(self.store), now))
         return found
 
     def live_progress(self, id: str) -> Progress | None:

@@ -6,7 +6,6 @@ for a worker that knows it; whoever looks at it meanwhile is told.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 from longrun import lease
@@ -23,15 +22,15 @@ async def living(store: CheckpointStore) -> list[Owner]:
     return [owner for owner in owners if owner.id not in dead]
 
 
-def may_be_stranded(head: Head) -> bool:
+def may_be_stranded(head: Head, now: float) -> bool:
     """Whether a worker could take it now, and none has."""
-    due = head.due is None or head.woken or head.due <= time.time()
+    due = head.due is None or head.woken or head.due <= now
     return due and head.state in NEEDS_WORKER and head.owner is None
 
 
-def stranded(definition: Definition, head: Head, alive: Iterable[Owner]) -> str | None:
+def stranded(definition: Definition, head: Head, alive: Iterable[Owner], now: float) -> str | None:
     """What it waits for, in a sentence; None if somebody will take it, or nobody has to."""
-    if not may_be_stranded(head):
+    if not may_be_stranded(head, now):
         return None
     for owner in alive:
         knows = definition.workflow in owner.workflows

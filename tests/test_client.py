@@ -17,12 +17,14 @@ from longrun import (
     ExecutionNotFoundError,
     Executor,
     ExecutorConfig,
+    MemoryCheckpointStore,
     StepRegistry,
     WaitFor,
     Worker,
 )
 from longrun.client import Client, client_sync
 from longrun.stored import QUEUE_WORKFLOW
+from longrun.testing import CALM, ManualClock
 from tests.crashing import PATIENCE
 
 registry = StepRegistry()
@@ -227,6 +229,16 @@ async def test_what_no_living_worker_knows_says_so(url: str) -> None:
         async with Worker(registry, store=url):
             found = await client.handle("x").wait("waiting")
             assert (found.reason, (await client.get("x")).reason) == (None, None)
+
+
+async def test_what_is_not_due_yet_by_the_clock_waits_for_nobody() -> None:
+    clock = ManualClock()
+    store = MemoryCheckpointStore(clock=clock)
+    async with Client(store, clock=clock, config=CALM) as client:
+        run = await client.submit("asks", {}, delay=3600)
+        assert (await run.info()).reason is None
+        clock.advance(3600)
+        assert (await run.info()).reason == "It waits for a worker that knows 'asks' on queue 'default'; none is alive."
 
 
 async def test_a_workflow_that_a_worker_learns_later_is_known(url: str) -> None:

@@ -282,7 +282,8 @@ async def _stranded(store: CheckpointStore) -> list[Check]:
     if not alive:
         return [Check("stranded", "ok", "no worker is alive")]
     page = await store.find(Query(states=NEEDS_WORKER, owned=False, limit=PAGE))
-    waiting = [one for one in page if stranded(one.definition, one.head, alive) is not None]
+    now = time.time()
+    waiting = [one for one in page if stranded(one.definition, one.head, alive, now) is not None]
     if waiting:
         names = sorted({one.definition.workflow for one in waiting})
         what = number_of(len(waiting), "execution")

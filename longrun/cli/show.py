@@ -55,9 +55,9 @@ async def _read(store: Any, id: str, limit: int, with_state: bool) -> Detail:
     async with reading(store) as desk:
         loaded = await desk.store.load(id)
         forecaster = desk.forecaster
-        head = loaded.head
-        if head.reason is None and may_be_stranded(head):
-            head = attrs.evolve(head, reason=stranded(loaded.definition, head, await living(desk.store)))
+        head, now = loaded.head, desk.clock.now()
+        if head.reason is None and may_be_stranded(head, now):
+            head = attrs.evolve(head, reason=stranded(loaded.definition, head, await living(desk.store), now))
             loaded = attrs.evolve(loaded, head=head)
         after = max(0, head.seq - limit)
         children = await desk.store.find(Query(parent_id=id, limit=CHILDREN))

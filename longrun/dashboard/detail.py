@@ -62,7 +62,7 @@ class Details:
             "plan": self._plan(loaded, alive),
             "resume": self._resume(loaded),
             "in_flight": _in_flight(loaded),
-            "hint": stranded(definition, head, [owner for owner in owners if owner.id in alive]),
+            "hint": stranded(definition, head, [owner for owner in owners if owner.id in alive], self._now()),
             "messages": [_message(one) for one in loaded.messages[:MESSAGES]],
             "message_count": len(loaded.messages),
             "children": [await self._listing.summary(one) for one in children[:CHILDREN]],
