@@ -192,7 +192,8 @@ class Checkpoint:
     seq: int
     """Its number in the execution, from 1: no gap and no repeat. `fork` takes it."""
     kind: str
-    """What made it: start, step, repeat, goto, sleep, wait, finish, fail, cancel, pause, state, retry, wake, block."""
+    """What made it: start, step, repeat, goto, sleep, wait, finish, fail, cancel, pause, resume, retry, state,
+    block."""
     size: int
     """Bytes of the stored state."""
 

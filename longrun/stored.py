@@ -36,6 +36,12 @@ RECORDS = frozenset({QUEUE_WORKFLOW, REPLICA_WORKFLOW, WITNESS_WORKFLOW})
 """Such records are no executions: listings and counts leave them out, and no copy carries them. All are stored as
 paused, and as made long ago, so that they come last in a listing."""
 
+KINDS = frozenset(
+    {"start", "step", "repeat", "goto", "sleep", "wait", "finish", "fail"}
+    | {"cancel", "pause", "resume", "retry", "state", "block"}
+)
+"""What makes a boundary: a step that ended, or something that was asked for."""
+
 # Head, Boundary and Save are built anew with every step, Definition, Create and Loaded with every start. Nobody changes
 # one; but to freeze it would double the price of making it.
 
@@ -113,7 +119,7 @@ class Boundary:
 
     seq: int
     kind: str
-    """start, step, repeat, goto, sleep, wait, finish, fail, cancel, pause, state, retry, wake, block."""
+    """One of `KINDS`."""
     step: int
     """The index of the step that ended here (for a start: 0)."""
     name: str | None = None

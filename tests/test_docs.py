@@ -221,6 +221,21 @@ def test_every_field_of_a_record_has_a_docstring() -> None:
         assert [one.name for one in attrs.fields(kind) if one.name not in field_docstrings(kind)] == [], kind
 
 
+def test_the_kinds_of_checkpoints_are_named_as_they_are_written() -> None:
+    """Wherever a row is told: in the reference, as an event, on the page."""
+    from longrun import following, stored
+    from longrun.dashboard import detail
+    from longrun.records import Checkpoint
+
+    told = cell(field_docstrings(Checkpoint)["kind"]).partition(": ")[2].rstrip(".").split(", ")
+    assert sorted(told) == sorted(stored.KINDS)
+    assert set(following.KINDS) == stored.KINDS
+    script = (ROOT / "longrun/dashboard/static/timeline.js").read_text(encoding="utf-8")
+    drawn = [word for line in re.findall(r"new Set\(\[(.*)\]\)", script) for word in re.findall(r'"(\w+)"', line)]
+    assert drawn
+    assert {*detail.UNCHANGING, *drawn} <= stored.KINDS
+
+
 def shown(value: Any) -> str:
     if isinstance(value, tuple):
         return value[0].__name__ if value else "()"

@@ -30,7 +30,7 @@ CHECKPOINTS = 50
 PENDING = 12
 STATE_TEXT = 200_000
 """How many characters of a state are shown."""
-UNCHANGING = frozenset({"pause", "resume", "retry", "block", "wake", "fail", "cancel"})
+UNCHANGING = frozenset({"pause", "resume", "retry", "block", "fail", "cancel"})
 """Rows that leave the state as it was."""
 LOOK_BACK = 100
 REMEMBERED = 100

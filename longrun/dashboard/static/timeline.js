@@ -5,7 +5,7 @@ import { duration, h, moment, now, number, patch, s, seconds, toast } from "./do
 
 const MOST_ROWS = 600; // drawn one by one; more are fetched anew, folded
 const WAITS = new Set(["sleep", "wait", "pause"]);
-const MARKS = new Set(["start", "resume", "retry", "state", "wake", "block"]);
+const MARKS = new Set(["start", "resume", "retry", "state", "block"]);
 const WORDS = { sleep: "slept", wait: "waited for a signal", pause: "paused" };
 
 export class Timeline {
