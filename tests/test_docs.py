@@ -20,6 +20,7 @@ import inspect
 import io
 import itertools
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -192,6 +193,26 @@ def test_every_public_name_stands_in_the_reference() -> None:
     told = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
     missing = [name for name in {*longrun._WHERE, *longrun.testing.__all__} if not re.search(rf"\b{name}\b", told)]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", cases(sorted((DOCS / "reference").glob("*.md"))))
+def test_the_members_that_the_reference_names_are_shown(page: Path) -> None:
+    """One that is inherited is shown only where that is asked for."""
+    for path, options in re.findall(r"^::: (\S+)\n((?: {4}.*\n)*)", page.read_text(encoding="utf-8"), re.MULTILINE):
+        shown = pkgutil.resolve_name(path)
+        there = dir(shown) if "inherited_members: true" in options else getattr(shown, "__dict__", ())
+        for names in re.findall(r"^ +members:(.*(?:\n +- .*)*)", options, re.MULTILINE):
+            assert [name for name in re.findall(r"\w+", names) if name not in there] == [], path
+
+
+def test_what_only_a_client_has_stands_in_the_reference() -> None:
+    from longrun import Client, Executor
+
+    told = (DOCS / "reference" / "running.md").read_text(encoding="utf-8")
+    section = told.partition("::: longrun.client.Client\n")[2].partition(":::")[0]
+    own = {name for name in vars(Client) if name not in dir(Executor) and not name.startswith("_")}
+    assert own
+    assert own <= set(re.findall(r"\w+", section))
 
 
 def test_the_settings_are_those_of_the_code() -> None:
