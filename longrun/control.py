@@ -15,7 +15,7 @@ from longrun.book import Book
 from longrun.errors import CodecError, LongrunError
 from longrun.events import EventType
 from longrun.inbox import stored_numbers
-from longrun.outbox import BACKOFF, MAY_PASS
+from longrun.outbox import MAY_PASS, back_off
 from longrun.records import ExecutionState
 from longrun.stored import Head, Message
 
@@ -210,4 +210,4 @@ async def put_aside(executor: Crew, runner: Runner, reason: str) -> None:
                 return
         else:
             return
-        await runner.linger(BACKOFF.delay(tries))
+        await runner.linger(back_off(tries))

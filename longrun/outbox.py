@@ -7,6 +7,7 @@ applied although its answer was lost is recognised by its revision. Nothing is a
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +27,11 @@ MAY_PASS = (StoreUnavailableError, StoreSettingsError)
 again."""
 
 Done = Callable[[LongrunError | None], object]
+
+
+def back_off(tries: int) -> float:
+    """Seconds to wait for a store that was away so many times. Drawn, so that not everybody comes back at once."""
+    return BACKOFF.delay(tries, random.random())
 
 
 class Courier(Protocol):
@@ -109,7 +115,7 @@ class Outbox:
             self._courier.spawn(self._retry, name="longrun-retry-write")
 
     async def _retry(self) -> None:
-        await self._courier.clock.sleep(BACKOFF.delay(self._tries))
+        await self._courier.clock.sleep(back_off(self._tries))
         self._failure = None
         for save, _, _ in list(self._pending):
             if self._failure is None:  # a store that was closed answers at once

@@ -12,7 +12,7 @@ import pytest
 from longrun import LeaseLostError, LongrunError, MemoryCheckpointStore
 from longrun.clock import Clock
 from longrun.loops import current_loop
-from longrun.outbox import Outbox
+from longrun.outbox import BACKOFF, Outbox
 from longrun.stored import Save
 from longrun.stores.store import CheckpointStore
 from longrun.telemetry import Watch
@@ -120,6 +120,32 @@ async def test_it_gets_them_after_a_while_and_not_at_once(store):
         clock.advance(5)
         assert await sender.settled() is None
         tasks.cancel_scope.cancel()
+
+
+class NotedClock(ManualClock):
+    """Never waits, and knows how long it was asked to."""
+
+    def __init__(self) -> None:
+        super().__init__(autojump=True)
+        self.asked: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.asked.append(seconds)
+        await super().sleep(seconds)
+
+
+async def test_not_everybody_comes_back_to_the_store_at_once(store):
+    async with anyio.create_task_group() as tasks:
+        sender = Sender(store, tasks)
+        sender.courier.clock = clock = NotedClock()
+        for _ in range(10):
+            store.fail()
+            sender.push()
+            await sender.settled()
+        tasks.cancel_scope.cancel()
+    assert len(clock.asked) == 10
+    assert len(set(clock.asked)) > 1
+    assert all(BACKOFF.initial / 2 <= seconds <= BACKOFF.initial for seconds in clock.asked)
 
 
 async def test_a_store_that_is_closed_is_waited_for(store):
