@@ -22,7 +22,7 @@ from longrun.ledger import Group, Ledger, Scope
 from longrun.logging import user_logger
 from longrun.port import Port, StepInfo
 from longrun.records import Progress
-from longrun.registry import takes_two
+from longrun.registry import is_async, takes_two
 
 if TYPE_CHECKING:
     from longrun.handle import ExecutionHandle
@@ -176,7 +176,7 @@ class StepContext(_Context):
         two = takes_two(function)
         if two is None:
             raise StepMisuseError(f"the function of map {name!r} must take (item) or (ctx, item)")
-        is_async = _is_async(function)
+        in_loop = is_async(function)
         found = await read_items(name, items)
         branches = Branches(self._group, self._port, self._obey, name, found, result_type(function, name))
 
@@ -184,7 +184,7 @@ class StepContext(_Context):
             if not two:
                 return await self._call(function, item)
             branch = StepContext(self._info, self._port, self._group.ledger.group(prefix), branches.gate.obey)
-            return await self._call(function, branch if is_async else SyncStepContext.of(branch), item)
+            return await self._call(function, branch if in_loop else SyncStepContext.of(branch), item)
 
         return await branches.run(call, limit, tolerate)
 
@@ -195,7 +195,7 @@ class StepContext(_Context):
         return handle
 
     async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        if _is_async(function):
+        if is_async(function):
             return await function(*args)
         result = await self._port.run_sync(function, *args)
         return await result if inspect.isawaitable(result) else result
@@ -319,7 +319,3 @@ def check_amount(number: object) -> None:
 def root_context(info: StepInfo, port: Port, ledger: Ledger) -> StepContext:
     """The context of an attempt."""
     return StepContext(info, port, ledger.group(""))
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
 import threading
 from typing import Any
@@ -302,6 +303,21 @@ async def test_plain_functions_run_in_threads_with_a_blocking_context(store):
         return await ctx.map(branch, range(3))
 
     assert await run(registry_of(step), store) == [Page(0), Page(0), Page(1)]
+
+
+class Scaled:
+    async def __call__(self, factor: int, ctx: StepContext, item: int) -> int:
+        await ctx.checkpoint()
+        return factor * item
+
+
+async def test_a_partial_of_an_object_with_an_async_call_gets_the_context_of_a_task():
+    """As a step does that is one."""
+
+    async def step(ctx: StepContext, state):
+        return await ctx.map(functools.partial(Scaled(), 10), range(3), name="scaled")
+
+    assert await run(registry_of(step)) == [0, 10, 20]
 
 
 async def test_a_late_update_does_not_undo_a_finished_branch(store):
