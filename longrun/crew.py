@@ -18,6 +18,7 @@ import attrs
 from longrun.attempt import Engine, LoopEngine, ThreadEngine
 from longrun.book import MISSING, Book
 from longrun.claims import SWEPT_STATES, UNFINISHED
+from longrun.cleaning import clear_lock_files
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.control import Obedience, put_aside
 from longrun.control_room import Ended, inside, refuse_inside
@@ -110,6 +111,7 @@ class Crew(Starting):
         self.threads = StepThreads()
         self._engines: dict[str, Engine] = {"loop": LoopEngine(), "thread": ThreadEngine()}
         await self._take_lease()
+        clear_lock_files(self.log, self.config.lease_ttl)
         await self._shelter.open()
         self._callback = None if listener is None else self.bus.call(listener)
         if self._callback is not None and self._callback.is_async:

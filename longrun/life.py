@@ -28,11 +28,13 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import asdict, fields, frozen
 
+from longrun import chance
 from longrun.errors import CorruptDataError, StoreSettingsError, StoreUnavailableError
 
 _BOOT_ID_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -43,6 +45,11 @@ _SUFFIX: Final = ".life"
 _DRAFT_SUFFIX: Final = ".life.new"
 _OWNER: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _NONCE: Final = re.compile(r"[0-9a-f]{32}")
+_PART_OF_NONCE: Final = re.compile(rb"[0-9a-f]{0,32}")
+STALE: Final = 6 * 3600.0
+"""Seconds after which a lock file that nobody touched is looked at: its owner touches it more often."""
+LOOKED_AT: Final = 1024
+"""So many files in one sweep, by chance: a crowded directory costs little, and none of its files hides another."""
 
 # O_NONBLOCK: opening a planted pipe must not hang.
 _PROBE_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -394,7 +401,7 @@ def _is_lock_free(descriptor: int) -> bool:
     return True
 
 
-def sweep_run_directory(*, older_than: float = 6 * 3600.0, limit: int = 256) -> int:
+def sweep_run_directory(*, older_than: float = STALE, limit: int = 256) -> int:
     """Removes lock files of the dead that nobody touched for `older_than` seconds; at most `limit` files are opened.
 
     The age leaves others the time to see the death by the file; after that the lease has long expired. Safe to run
@@ -403,19 +410,18 @@ def sweep_run_directory(*, older_than: float = 6 * 3600.0, limit: int = 256) -> 
     directory = run_directory()
     before = time.time() - older_than
     try:
-        with os.scandir(directory) as entries:
-            paths = [entry.path for entry in entries if _is_stale(entry, before)]
+        names = [name for name in os.listdir(directory) if name.endswith((_SUFFIX, _DRAFT_SUFFIX))]
     except OSError as error:
         raise StoreUnavailableError(_STORE, f"{directory} cannot be listed: {error.strerror}") from error
-    return sum(_remove_if_dead(path) for path in paths[:limit])
+    some = [os.path.join(directory, name) for name in chance.sample(names, min(len(names), LOOKED_AT))]
+    stale = (path for path in some if _is_stale(path, before))
+    return sum(_remove_if_dead(path) for path in islice(stale, limit))
 
 
-def _is_stale(entry: os.DirEntry[str], before: float) -> bool:
-    if not entry.name.endswith((_SUFFIX, _DRAFT_SUFFIX)):
-        return False
+def _is_stale(path: str, before: float) -> bool:
     try:
-        info = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
+        info = os.lstat(path)
+    except OSError:
         return False
     return stat.S_ISREG(info.st_mode) and info.st_mtime < before
 
@@ -426,7 +432,7 @@ def _remove_if_dead(path: str) -> bool:
     except OSError:
         return False  # gone, replaced or not ours to read: nothing to tidy here
     try:
-        if not _is_lock_free(descriptor) or not _is_linked(path, descriptor):
+        if not _is_ours(descriptor) or not _is_lock_free(descriptor) or not _is_linked(path, descriptor):
             return False
         os.unlink(path)
     except OSError:
@@ -434,3 +440,9 @@ def _remove_if_dead(path: str) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def _is_ours(descriptor: int) -> bool:
+    """Whether it holds a nonce, or what a crash has left of one: a directory that the user named may hold other files
+    of such a name."""
+    return _PART_OF_NONCE.fullmatch(os.read(descriptor, 33)) is not None

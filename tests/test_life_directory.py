@@ -209,6 +209,42 @@ def test_the_sweep_takes_its_age_and_its_bound_from_the_caller(directory: Path):
     assert len(list(directory.iterdir())) == 2
 
 
+def test_the_sweep_of_a_crowded_directory_looks_at_some_files_and_in_time_at_all(monkeypatch: pytest.MonkeyPatch):
+    """None that cannot be removed, first in the directory's order, hides the others for ever."""
+    for _ in range(10):
+        make_old(dead_life().path)
+    held = [LifeLock.acquire() for _ in range(10)]
+    for lock in held:
+        make_old(lock.life.path)
+    looks: list[str] = []
+    is_stale = life_module._is_stale
+
+    def look(path: str, before: float) -> bool:
+        looks.append(path)
+        return is_stale(path, before)
+
+    monkeypatch.setattr(life_module, "_is_stale", look)
+    monkeypatch.setattr(life_module, "LOOKED_AT", 5)
+    removed, sweeps = 0, 0
+    while removed < 10:
+        removed, sweeps = removed + sweep_run_directory(limit=1), sweeps + 1
+        assert len(looks) <= 5 * sweeps
+    for lock in held:
+        assert lock.touch()
+        lock.release()
+
+
+def test_the_sweep_leaves_what_has_such_a_name_and_is_no_lock_file(directory: Path):
+    run_directory()
+    pattern, cut = directory / "glider.life", directory / "left-by-a-power-cut.life"
+    pattern.write_text("#Life 1.06")
+    cut.write_text("")
+    for path in (pattern, cut):
+        make_old(path)
+    assert sweep_run_directory() == 1
+    assert list(directory.iterdir()) == [pattern]
+
+
 def test_the_sweep_leaves_a_file_that_was_replaced_under_its_hands(monkeypatch: pytest.MonkeyPatch):
     """It removes the file that it has locked, not whatever has the name by then."""
     life = dead_life()
