@@ -1,16 +1,44 @@
-"""Clear away what is of no more use: the lock files of the dead.
+"""Clear away what is of no more use: executions that retention lets go, and the lock files of the dead.
 
 Place in the life of an execution: after its end. Nothing waits for it, neither a start nor an end, and what goes wrong
-is logged: the next program tries again.
+is logged: the next look, or the next program, tries again.
 """
 
 from __future__ import annotations
 
 import threading
 
+from longrun import chance
+from longrun.clock import Clock
 from longrun.errors import LongrunError
 from longrun.life import STALE, sweep_run_directory
 from longrun.logging import Log
+from longrun.records import RetentionPolicy
+from longrun.stores.store import CheckpointStore
+
+SOON = 0.25
+"""Seconds after which an executor first looks for what is older than retention allows. A look reads of all that ever
+ended, which would hold up the start and the end of a program that is over sooner."""
+BITS = 4
+"""One executor of sixteen looks at once, so that programs that are over sooner clear away what they leave, too."""
+
+
+async def clear_executions(store: CheckpointStore, policy: RetentionPolicy, clock: Clock, log: Log) -> None:
+    """Remove finished executions past their time: soon for the first time, since a program may be over long before the
+    second."""
+    await clock.sleep(SOON if chance.bits(BITS) else 0.0)
+    while True:
+        began = clock.monotonic()
+        try:
+            removed = await store.gc(policy, clock.now())
+        except LongrunError as error:
+            log.warning("retention.failed", problem=str(error))
+        except Exception as error:  # a defect of ours must not take the executions along
+            log.exception("retention.defect", error_type=type(error).__name__)
+        else:
+            if removed:
+                log.info("retention.removed", executions=removed)
+        await clock.sleep(began + policy.interval - clock.monotonic())
 
 
 def clear_lock_files(log: Log, lease_ttl: float) -> None:

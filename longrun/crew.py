@@ -18,7 +18,7 @@ import attrs
 from longrun.attempt import Engine, LoopEngine, ThreadEngine
 from longrun.book import MISSING, Book
 from longrun.claims import SWEPT_STATES, UNFINISHED
-from longrun.cleaning import clear_lock_files
+from longrun.cleaning import clear_executions, clear_lock_files
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.control import Obedience, put_aside
 from longrun.control_room import Ended, inside, refuse_inside
@@ -121,6 +121,9 @@ class Crew(Starting):
         self._shelter.start(self._sweep, name="longrun-sweep")
         self._shelter.start(self.sweeper.dead.mind_neighbours, name="longrun-neighbours")
         self._shelter.start(self._beat, name="longrun-beat")
+        if self.config.retention.max_age is not None:
+            kept = (self.store, self.config.retention, self.clock, self.log)
+            self._shelter.start(clear_executions, *kept, name="longrun-retention")
         if self.telemetry is not None:
             self._engines = self.telemetry.sign_on(self, self._engines)
         self._signed_on = True
@@ -383,11 +386,11 @@ class Crew(Starting):
         self.emit(EventType.STORE_UNAVAILABLE, execution_id, error=str(error), attempt=tries)
 
     async def _beat(self) -> None:
-        """Hand over what was captured and is due, show that it lives, and clear away what retention lets go."""
+        """Hand over what was captured and is due, and show that it lives."""
         config = self.config
         pace = max(0.02, min(config.checkpoint_interval / 2, config.heartbeat_interval / 2))
         now = self.clock.monotonic()
-        beat_at, clean_at = now + config.heartbeat_interval, now + config.retention.interval
+        beat_at = now + config.heartbeat_interval
         while True:
             await self.clock.sleep(now + pace - self.clock.monotonic())
             now = self.clock.monotonic()
@@ -396,18 +399,6 @@ class Crew(Starting):
                 runner.tick(beats)
             if beats:
                 beat_at = now + config.heartbeat_interval
-            if now >= clean_at:
-                clean_at = now + config.retention.interval
-                await self._clean()
-
-    async def _clean(self) -> None:
-        try:
-            removed = await self.store.gc(self.config.retention, self.clock.now())
-        except LongrunError as error:
-            self.log.warning("retention.failed", problem=str(error))
-        else:
-            if removed:
-                self.log.info("retention.removed", executions=removed)
 
     # messages and claims
 

@@ -5,12 +5,27 @@ from __future__ import annotations
 import os
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
+import attrs
 import pytest
 
-from longrun import Executor, ExecutorConfig, MemoryCheckpointStore, StepRegistry, StoreUnavailableError
+from longrun import (
+    Executor,
+    ExecutorConfig,
+    MemoryCheckpointStore,
+    RetentionPolicy,
+    StepContext,
+    StepRegistry,
+    StoreUnavailableError,
+)
 from longrun.life import Life, LifeLock
+from longrun.stores.store import AT_ONCE
+from longrun.testing import ManualClock
+from tests.crashing import PATIENCE
 
 
 @pytest.fixture
@@ -23,6 +38,115 @@ def registry() -> StepRegistry:
 
     registry.workflow("one", [add])
     return registry
+
+
+# -- what retention lets go --------------------------------------------------------------------------------------------
+
+A_DAY = ExecutorConfig(retention=RetentionPolicy(max_age=timedelta(days=1)), heartbeat_interval=3600, lease_ttl=10_800)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def store(registry, clock):
+    """One execution ended two days ago, another a moment ago."""
+    async with MemoryCheckpointStore(clock=clock) as store:
+        async with Executor(registry, store=store, clock=clock) as executor:
+            await (await executor.start("one", 1, id="old")).result()
+            clock.advance(2 * 86_400)
+            await (await executor.start("one", 1, id="young")).result()
+        yield store
+
+
+async def test_an_executor_clears_soon_after_entering(registry, store, clock):
+    """Most programs are over long before the second look."""
+    entered = clock.now()
+    async with Executor(registry, store=store, clock=clock, config=A_DAY) as executor:
+        while await store.exists("old"):
+            clock.advance(0.1)
+            assert clock.now() - entered < 60
+        assert [one.id for one in await executor.list()] == ["young"]
+
+
+async def test_some_executors_clear_at_once(registry, store, clock, monkeypatch):
+    """Where every program is over in a moment, those of them clear for all."""
+    monkeypatch.setattr("longrun.chance.bits", lambda bits: 0)
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store, clock=clock, config=A_DAY):
+            while await store.exists("old"):
+                await anyio.lowlevel.checkpoint()
+
+
+async def test_nobody_waits_while_an_executor_clears(registry, store, clock, monkeypatch):
+    """Neither what captures progress, nor who starts, nor who leaves."""
+    clearing, going_on = anyio.Event(), anyio.Event()
+
+    async def clear(policy: RetentionPolicy, now: float) -> int:
+        clearing.set()
+        await anyio.sleep_forever()
+        return 0
+
+    @registry.step
+    async def tell(ctx: StepContext, state: int) -> int:
+        ctx.progress(1, 2, "half of it")
+        await going_on.wait()
+        return state
+
+    monkeypatch.setattr(store, "gc", clear)
+    config = attrs.evolve(A_DAY, heartbeat_interval=1.0, lease_ttl=1e9)
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store, clock=clock, config=config) as executor:
+            while not clearing.is_set():
+                clock.advance(0.1)
+                await anyio.lowlevel.checkpoint()
+            run = await executor.start([tell], 1, id="x")
+            while (await store.load("x")).head.note != "half of it":
+                clock.advance(0.1)
+            going_on.set()
+            assert await run.result() == 1
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("memory", "not now"), ValueError("a defect")])
+async def test_what_cannot_be_cleared_fails_nobody_and_is_tried_again(
+    registry, store, clock, monkeypatch, caplog, error
+):
+    looks: list[float] = []
+    gc = store.gc
+
+    async def fail_once(policy, now):
+        looks.append(now)
+        if len(looks) == 1:
+            raise error
+        return await gc(policy, now)
+
+    monkeypatch.setattr(store, "gc", fail_once)
+    async with Executor(registry, store=store, clock=clock, config=A_DAY) as executor:
+        while await store.exists("old"):
+            clock.advance(100)
+        assert await (await executor.start("one", 1)).result() == 2
+    assert looks[1] - looks[0] == pytest.approx(3600, abs=200)
+    [line] = [line for line in caplog.messages if line.startswith("retention.")]
+    assert "not now" in line or "ValueError" in line
+
+
+async def test_retention_deletes_a_few_at_a_time(registry, store, clock, monkeypatch):
+    """What executors write meanwhile does not wait behind hundreds of deletions."""
+    async with Executor(registry, store=store, clock=clock) as executor:
+        for _ in range(AT_ONCE + 10):
+            await (await executor.start("one", 1)).result()
+    clock.advance(2 * 86_400)
+    sizes, delete = [], store.delete
+
+    async def counted(ids):
+        sizes.append(len(ids))
+        return await delete(ids)
+
+    monkeypatch.setattr(store, "delete", counted)
+    assert await store.gc(A_DAY.retention, clock.now()) == AT_ONCE + 12
+    assert max(sizes) <= AT_ONCE
 
 
 # -- the lock files of the dead ----------------------------------------------------------------------------------------

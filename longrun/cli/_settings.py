@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from longrun.cli._text import clean
+from longrun.cli._text import clean, parse_duration
 
 if TYPE_CHECKING:
     from longrun.records import ExecutorConfig
@@ -82,12 +82,20 @@ class Settings:
             return _relative_to(self.path.parent, found)
         return str(found)
 
+    def max_age(self, flag: float | None = None) -> float | None:
+        """Seconds for which finished executions are kept; None: for ever."""
+        found = self.get("max_age", flag)
+        try:
+            return found if found is None or isinstance(found, float) else parse_duration(str(found))
+        except ValueError:
+            raise click.UsageError("max_age is a duration: 12h, 30d, 4w") from None
+
     def config(self, **more: Any) -> ExecutorConfig:
         """The executor's configuration."""
-        from longrun.records import ExecutorConfig
+        from longrun.records import ExecutorConfig, RetentionPolicy
 
         given = {name: value for name in CONFIG if (value := self.get(name)) is not None}
-        return ExecutorConfig(**given, **more)
+        return ExecutorConfig(**given, retention=RetentionPolicy(max_age=self.max_age()), **more)
 
 
 def settings() -> Settings:

@@ -13,7 +13,7 @@ from longrun.cli._connect import go, make_store
 from longrun.cli._errors import FAILED, OK
 from longrun.cli._options import Duration, json_option, store_option
 from longrun.cli._settings import settings
-from longrun.cli._text import duration, json_text, number_of, out, parse_duration, say
+from longrun.cli._text import duration, json_text, number_of, out, say
 
 
 @click.command("gc")
@@ -27,7 +27,9 @@ def gc_command(older_than: float | None, dry_run: bool, yes: bool, store: str | 
 
     What runs, waits or is paused is never touched.
     """
-    seconds = _age(older_than)
+    seconds = settings().max_age(older_than)
+    if seconds is None:
+        raise click.UsageError("how old? give --older-than 30d, or set max_age")
     opened = make_store(store)
     number, owners = go(_count, opened, seconds)
     if not dry_run and number and not yes:
@@ -46,16 +48,6 @@ def gc_command(older_than: float | None, dry_run: bool, yes: bool, store: str | 
         would = "would be " if dry_run else ""
         out(f"{number_of(number, 'execution')} and {number_of(owners, 'dead owner')} {would}removed")
     return OK
-
-
-def _age(flag: float | None) -> float:
-    found = settings().get("max_age", flag)
-    if found is None:
-        raise click.UsageError("how old? give --older-than 30d, or set max_age")
-    try:
-        return found if isinstance(found, float) else parse_duration(str(found))
-    except ValueError:
-        raise click.UsageError("max_age is a duration: 12h, 30d, 4w") from None
 
 
 async def _count(store: Any, seconds: float) -> tuple[int, int]:

@@ -48,6 +48,8 @@ T = TypeVar("T")
 READERS = 4
 PATIENCE = 5.0
 """How long leaving waits for a backend that answers nothing."""
+AT_ONCE = 50
+"""So many deletions in one commit of retention: what executors write meanwhile waits for no more."""
 UNREADABLE = b"\x01"
 """Stands for a state that cannot be unsealed: no codec reads it."""
 
@@ -168,7 +170,9 @@ class CheckpointStore:
         removed = 0
         query = Query(states=FINISHED, ended_before=now - policy.max_age, limit=500)
         while page := await self.find(query):
-            removed += sum(await self.delete([stored.definition.id for stored in page]))
+            ids = [stored.definition.id for stored in page]
+            for start in range(0, len(ids), AT_ONCE):
+                removed += sum(await self.delete(ids[start : start + AT_ONCE]))
             last = page[-1].definition
             query = attrs.evolve(query, after=(last.created, last.id))
         return removed

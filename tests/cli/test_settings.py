@@ -82,6 +82,16 @@ def test_the_executor_is_configured_by_them(tmp_path: Path) -> None:
     assert (config.lease_ttl, config.max_retries, config.drain_timeout, config.auto_resume) == (77, 1, 3.0, False)
 
 
+def test_they_say_how_long_an_executor_keeps_what_has_ended(tmp_path: Path) -> None:
+    """As `longrun worker` and `longrun run` enter it, and not only `longrun gc`."""
+    assert Settings({}, tmp_path).config().retention.max_age is None
+    (tmp_path / "longrun.toml").write_text('max_age = "30d"\n')
+    assert Settings({}, tmp_path).config().retention.max_age == 30 * 86_400
+    assert Settings({"LONGRUN_MAX_AGE": "90"}, tmp_path).config().retention.max_age == 90
+    with pytest.raises(click.UsageError, match="max_age is a duration"):
+        Settings({"LONGRUN_MAX_AGE": "some"}, tmp_path).config()
+
+
 def test_a_command_reads_its_store_from_them(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(url, finished("site", {}, "a"))
     call("show", "a", code=5)
