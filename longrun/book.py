@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.lowlevel
 import attrs
 
-from longrun import codec
+from longrun import codec, views
 from longrun.events import EventType
 from longrun.items import LOOK_EVERY
 from longrun.ledger import Ledger
@@ -113,6 +113,11 @@ class Book:
     @property
     def unsaved(self) -> bool:
         return bool(self._unsaved) or (self._ledger is not None and self._ledger.dirty)
+
+    @property
+    def state_type(self) -> Any:
+        """The annotation of the state that the execution has now."""
+        return views.state_type(self.steps, self._boundary, self._executor.registry)
 
     def type_of(self, index: int, before: Step | None = None) -> Any:
         """The annotation of the state that a step receives; if there is none, or it is not known here, that of what

@@ -150,13 +150,14 @@ class Obedience:
         book = self._book
         if message is None or message.payload is None or book.head.state not in STOPPED:
             return True
-        kind = book.type_of(book.head.step)
+        kind = book.state_type
         try:
             snapshot = book.snapshot(codec.decode(message.payload, kind), kind)
         except CodecError as error:
             await self.block(str(error), take)
             return False
-        await book.cross(book.boundary("state", snapshot), {}, snapshot=snapshot)
+        boundary = book.boundary("state", snapshot, name=book.step_name or book.last_step)
+        await book.cross(boundary, {}, snapshot=snapshot)
         return True
 
     async def block(self, reason: str, take: tuple[int, ...] = ()) -> None:

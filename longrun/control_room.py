@@ -20,7 +20,7 @@ import anyio
 import attrs
 from attrs import frozen
 
-from longrun import codec
+from longrun import codec, views
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.desk import UNCHANGED, Desk, check_name, encode_payload
 from longrun.errors import (
@@ -163,10 +163,8 @@ class ControlRoom(Desk, abc.ABC):
         return self.encode_state(loaded, state)
 
     def encode_state(self, loaded: Loaded, state: Any) -> bytes:
-        """A state given from outside, for the step that will receive it."""
-        head, steps = loaded.head, loaded.definition.steps
-        step = self._known.get(steps[head.step]) if self._known is not None and head.step < len(steps) else None
-        return codec.encode(state, Any if step is None else step.state_type)
+        """A state given from outside, in the place of the one that is stored."""
+        return codec.encode(state, views.state_type(loaded.definition.steps, loaded.boundary, self._known))
 
     async def _request(
         self,

@@ -95,10 +95,8 @@ class Course:
     async def complete_after_wait(self) -> bool:
         """The last step parked the execution, or a fork began behind it: it ends with the state it has."""
         book = self._book
-        name = book.last_step
-        step = None if name is None else self._executor.registry.get(name)
-        kind = Any if step is None else step.result_type
-        return await self._complete(book.state(kind), name, kind, ends_step=False)
+        kind = book.state_type
+        return await self._complete(book.state(kind), book.last_step, kind, ends_step=False)
 
     async def _complete(self, value: Any, name: str | None, kind: Any, *, ends_step: bool = True) -> bool:
         book = self._book

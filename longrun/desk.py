@@ -222,7 +222,8 @@ class Desk:
             metadata={**shown_metadata(loaded.definition.metadata), "forked_from": f"{id}@{seq}"},
             parent_id=None,
         )
-        return create(self._traced(definition, loaded.definition.metadata.get(TRACE)), head, state, kind)
+        definition = self._traced(definition, loaded.definition.metadata.get(TRACE))
+        return create(definition, head, state, kind, name=boundary.name if head.step >= len(definition.steps) else None)
 
     def first_head(self, state: ExecutionState, *, owner: str | None = None, due: float | None = None) -> Head:
         now = round(self.clock.now(), 6)
@@ -244,13 +245,16 @@ def random_start() -> int:
     return chance.bits(48)
 
 
-def create(definition: Definition, head: Head, state: Any, annotation: Any, kind: str = "start") -> Create:
-    """A new execution at the position of `head`."""
+def create(
+    definition: Definition, head: Head, state: Any, annotation: Any, kind: str = "start", name: str | None = None
+) -> Create:
+    """A new execution at the position of `head`. Behind the last step, `name` is the one whose state it begins with."""
     snapshot = Snapshots(1).take(state, annotation, head.seq)
     boundary = Boundary(
         seq=head.seq,
         kind=kind,
         step=head.step,
+        name=name,
         started=head.updated,
         ended=head.updated,
         next=head.step,

@@ -11,10 +11,12 @@ from typing import Any
 from uuid import UUID
 
 import anyio
+import attrs
 import pytest
 from attrs import define, fields, frozen
 from structlog.testing import capture_logs
 
+import longrun
 from longrun import (
     ExecutionBlockedError,
     ExecutionFailedError,
@@ -29,6 +31,7 @@ from longrun import (
     Sleep,
     StepContext,
     StepRegistry,
+    WaitFor,
 )
 from longrun.stored import Head, copied
 from longrun.testing import ManualClock
@@ -107,6 +110,41 @@ async def test_classes_come_back_as_they_went(registry, store, strict):
             "amount": TOTAL.amount,
             "when": TOTAL.when,
         }
+
+
+async def test_a_fork_behind_the_last_step_has_its_type(registry, store):
+    """Also a fork of the fork, and one that somebody makes who knows no steps."""
+    async with Executor(registry, store=store) as executor:
+        await (await executor.start("shop", BASKET, id="a")).result()
+        for id in ("a", "b", "c"):
+            fork = await executor.fork(id, new_id=chr(ord(id) + 1))
+            assert await fork.result() == TOTAL
+        assert [checkpoint.state for checkpoint in await executor.history("d")] == [TOTAL, TOTAL]
+        other = attrs.evolve(TOTAL, amount=Decimal(1))
+        assert await (await executor.fork("a", state=other)).result() == other
+    async with longrun.Client(store) as client:
+        await client.fork("a", new_id="z")
+    async with Worker(registry, store=store) as worker:
+        assert await (await worker.handle("z")).result() == TOTAL
+
+
+async def test_a_state_given_behind_the_last_step_has_its_type(registry, store):
+    async def last(state: Basket) -> Total | WaitFor:
+        return WaitFor("go", TOTAL)
+
+    registry.workflow("ask", [last])
+    other = attrs.evolve(TOTAL, amount=Decimal(1))
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("ask", BASKET, id="a")
+        await run.wait("waiting")
+        await run.pause()
+        with pytest.raises(NotStorableError):
+            await run.resume(state=BASKET)
+        await run.resume(state=other)
+        await run.signal("go")
+        assert await run.result() == other
+        assert [checkpoint.state for checkpoint in await executor.history("a")] == [BASKET, TOTAL, other, other]
+        assert await (await executor.fork("a", checkpoint=(await executor.history("a"))[2])).result() == other
 
 
 async def test_stored_data_holds_no_class_names(registry, store):
