@@ -285,7 +285,7 @@ def describe(error: BaseException) -> str:
 def text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # its own defect must not hide what it is
+    except (Exception, SystemExit):  # its own defect must not hide what it is
         return ""
 
 

@@ -17,7 +17,7 @@ from longrun.events import EventType
 from longrun.inbox import stored_numbers
 from longrun.outbox import MAY_PASS, back_off
 from longrun.records import ExecutionState
-from longrun.stored import Head, Message
+from longrun.stored import Message, was_waiting
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 State = ExecutionState
 STOPPED = frozenset({State.PAUSED, State.BLOCKED, State.FAILED})
 """States that a resume or a retry ends, and in which the state can be replaced."""
-
-
-def was_waiting(head: Head) -> bool:
-    """Whether an execution that was paused or blocked was parked: it goes back to waiting, with the deadline it had."""
-    parked = head.signal is not None or (head.due is not None and head.attempt == 0)
-    return parked and head.state in (State.PAUSED, State.BLOCKED)
 
 
 def stops_at_once(messages: Mapping[int, Message]) -> bool:

@@ -139,7 +139,8 @@ class ControlRoom(Desk, abc.ABC):
     async def signal(
         self, id: str, name: str, payload: Any = None, *, key: str | None = None, timeout: float | None = None
     ) -> None:
-        """Store a signal, durable on return; a `WaitFor` of that name takes the oldest. A repeated `key` is ignored."""
+        """Store a signal, durable on return; a `WaitFor` of that name takes the oldest. A repeated `key` is ignored, of
+        which the 1,024 newest that were taken are remembered."""
         check_name("name", name)
         if key is not None:
             check_name("key", key)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from longrun import codec
 from longrun.book import MISSING, Book
 from longrun.branches import describe
-from longrun.control import was_waiting
 from longrun.errors import (
     ConfigError,
     DuplicateKeyError,
@@ -34,7 +33,7 @@ from longrun.events import EventType
 from longrun.records import FOREVER, ExecutionState, RetryPolicy
 from longrun.registry import Directive, Finish, Goto, Repeat, Sleep, Step, WaitFor
 from longrun.snapshot import Snapshot
-from longrun.stored import Boundary, Message, crossed
+from longrun.stored import Boundary, Message, crossed, was_waiting
 
 if TYPE_CHECKING:
     from longrun.crew import Crew

@@ -19,7 +19,7 @@ from longrun.errors import ConfigError, CorruptDataError, ExecutionNotFoundError
 from longrun.records import FOREVER, Checkpoint, Execution, ExecutionState, Progress, StepRecord, check_id
 from longrun.registry import StepRegistry, Workflow
 from longrun.snapshot import Snapshots, decode_state
-from longrun.stored import TRACE, Boundary, Create, Definition, Head, Loaded, Query, shown_metadata
+from longrun.stored import TRACE, Boundary, Create, Definition, Head, Loaded, Query, shown_metadata, was_waiting
 from longrun.stores.store import CheckpointStore
 from longrun.stranded import living, may_be_stranded, stranded
 
@@ -203,7 +203,8 @@ class Desk:
     async def forked(
         self, id: str, checkpoint: Checkpoint | int | str | None, state: Any, new_id: str | None, *, owner: str | None
     ) -> Create:
-        """The write that creates a copy of an execution as it was at a boundary."""
+        """The write that creates a copy of an execution as it was at a boundary. A copy of one that waits there waits
+        as long, or for the same signal."""
         loaded = await self.store.load(check_id(id))
         seq = loaded.boundary.seq if checkpoint is None else sequence_number(id, checkpoint)
         found = await self.store.checkpoint(id, seq)
@@ -213,7 +214,10 @@ class Desk:
         kind = views.state_type(loaded.definition.steps, boundary, self._known)
         if state is UNCHANGED:
             state = decode_state(boundary.data or b"null", blobs, bool(boundary.blobs), kind)
-        head = self.first_head(State.INITIALIZED if owner is None else State.RUNNING, owner=owner)
+        if seq == loaded.boundary.seq and (loaded.head.state is State.WAITING or was_waiting(loaded.head)):
+            head = attrs.evolve(self.first_head(State.WAITING, due=loaded.head.due), signal=loaded.head.signal)
+        else:
+            head = self.first_head(State.INITIALIZED if owner is None else State.RUNNING, owner=owner)
         head = attrs.evolve(head, step=boundary.next, iteration=boundary.iteration)
         definition = attrs.evolve(
             loaded.definition,

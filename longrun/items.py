@@ -121,7 +121,12 @@ class Each(Generic[T]):
 
     def __init__(self, loop: Loop, items: Iterable[T] | AsyncIterable[T]) -> None:
         self._loop = loop
-        self._items = items
+        self._source: AsyncIterable[T] | None = None
+        self._items: Iterable[T] = ()
+        if isinstance(items, AsyncIterable):
+            self._source = items
+        else:
+            self._items = items
         self._next: Iterator[T] | None = None
         self._async_next: AsyncIterator[T] | None = None
         self._ended = loop.cursor.ended
@@ -137,8 +142,15 @@ class Each(Generic[T]):
         if self._ended:
             raise StopAsyncIteration
         try:
-            item = await self._later() if self._next is None else next(self._next)
-        except (StopIteration, StopAsyncIteration):
+            if self._source is not None:
+                item = await self._later(self._source)
+            else:
+                if self._next is None:
+                    self._next = skip(loop, self._items)
+                item = next(self._next)
+        except (StopIteration, StopAsyncIteration) as error:
+            if self._source is None and isinstance(error, StopAsyncIteration):  # it would pass for the end of all
+                raise RuntimeError(f"the items of {loop.name!r} raised StopAsyncIteration") from error
             self._ended = True
             loop.finish()
             raise StopAsyncIteration from None
@@ -150,17 +162,11 @@ class Each(Generic[T]):
         def __iter__(self) -> Iterator[T]:
             raise StepMisuseError(f"this step is async: write `async for … in ctx.each({self._loop.name!r}, …)`")
 
-    async def _later(self) -> T:
-        if self._async_next is not None:
-            return await self._async_next.__anext__()
-        if isinstance(self._items, AsyncIterable):
-            self._async_next = self._items.__aiter__()
+    async def _later(self, source: AsyncIterable[T]) -> T:
+        if self._async_next is None:
+            self._async_next = source.__aiter__()
             await self._skip(self._async_next, self._loop.cursor.n)
-            return await self._async_next.__anext__()
-        self._next = skip(self._loop, self._items)
-        for item in self._next:
-            return item
-        raise StopAsyncIteration  # all were done before: a StopIteration could not leave a coroutine
+        return await self._async_next.__anext__()
 
     async def _skip(self, items: AsyncIterator[T], done: int) -> None:
         for n in range(done):

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
@@ -37,6 +38,11 @@ _NONE: Mapping[Group, list[Scope]] = MappingProxyType({})
 opened: ContextVar[Mapping[Group, list[Scope]]] = ContextVar("longrun_open_items", default=_NONE)
 """The scopes that are open in each context, where one of them is an item's, for the task or the thread that asks. Tasks
 of one step do not stand in each other's items; one that is started inside an item does stand in that."""
+
+
+LONG_NAME = 400
+"""Letters. Of a longer name only the beginning is kept, with a digest of all of it."""
+SHOWN_OF_NAME = 100
 
 
 class Ledger:
@@ -367,7 +373,9 @@ class Group:
 
 
 def _quote(name: object) -> str:
-    text = str(name).replace("%", "%25").replace("/", "%2F").replace("#", "%23")
+    text = str(name).replace("%", "%25").replace("/", "%2F").replace("#", "%23").replace("\0", "%00")
+    if len(text) > LONG_NAME:  # an index has room for so much; and several names stand in the key of a nested item
+        text = f"{text[:SHOWN_OF_NAME]}%~{sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
     if text.isascii():
         return text
     # half characters, as in the name of a file that is not UTF-8, which no store can write

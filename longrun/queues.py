@@ -32,6 +32,8 @@ DEFAULT = "default"
 PAGE = 500
 SKEW = 60.0
 """Seconds by which the clocks of two workers may differ at most before a bucket is begun anew."""
+MOST = 1e9
+"""What no limit reaches: more would be none, and stores have no room for every number that Python has."""
 QUEUED = frozenset({State.INITIALIZED})
 IN_STEPS = frozenset({State.RUNNING, State.RESUMING})
 
@@ -58,12 +60,13 @@ class QueueLimit:
     def __attrs_post_init__(self) -> None:
         if self.concurrency is None and self.rate is None:
             raise ConfigError("limit", None, "give a concurrency, a rate, or both")
-        if self.concurrency is not None and (not _is_number(self.concurrency, int) or self.concurrency < 0):
-            raise ConfigError("concurrency", self.concurrency, "give a whole number of at least 0")
-        if self.rate is not None and (not _is_number(self.rate, int | float) or not 0 < self.rate < 1e9):
-            raise ConfigError("rate", self.rate, "give a number above 0")
-        if not _is_number(self.per, int | float) or not 0 < self.per < 1e9:
-            raise ConfigError("per", self.per, "give seconds above 0, or a timedelta")
+        most = self.concurrency
+        if most is not None and (not _is_number(most, int) or not 0 <= most < MOST):
+            raise ConfigError("concurrency", most, "give a whole number of at least 0 and below 1e9, or None")
+        if self.rate is not None and (not _is_number(self.rate, int | float) or not 0 < self.rate < MOST):
+            raise ConfigError("rate", self.rate, "give a number above 0 and below 1e9, or None")
+        if not _is_number(self.per, int | float) or not 0 < self.per < MOST:
+            raise ConfigError("per", self.per, "give seconds above 0 and below 1e9, or a timedelta")
 
     @property
     def capacity(self) -> float:

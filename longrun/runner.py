@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from longrun.attempt import Attempt, Outcome
 from longrun.book import MISSING, Book
-from longrun.control import Obedience, cancelling, goes_on_anyway, orders_in, stops_at_once, was_waiting
+from longrun.control import Obedience, cancelling, goes_on_anyway, orders_in, stops_at_once
 from longrun.control_room import inside
 from longrun.course import Course
 from longrun.errors import CodecError, LeaseLostError, LongrunError, RegistrationError, StepError, UnknownStepError
@@ -26,7 +26,7 @@ from longrun.port import StepInfo
 from longrun.records import ExecutionState, Progress, RetryPolicy
 from longrun.registry import Step
 from longrun.seat import Seat
-from longrun.stored import Head, Loaded, Message
+from longrun.stored import Head, Loaded, Message, was_waiting
 from longrun.threads import LEFT, leave_behind
 
 if TYPE_CHECKING:

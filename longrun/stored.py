@@ -184,6 +184,12 @@ def crossed(
     return new
 
 
+def was_waiting(head: Head) -> bool:
+    """Whether an execution that was paused or blocked was parked: it goes back to waiting, with the deadline it had."""
+    parked = head.signal is not None or (head.due is not None and head.attempt == 0)
+    return parked and head.state in (ExecutionState.PAUSED, ExecutionState.BLOCKED)
+
+
 @frozen(kw_only=True)
 class Message:
     """A signal or a control request. The store gives it its `id`, which grows within an execution."""

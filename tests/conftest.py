@@ -20,6 +20,7 @@ import psycopg
 import psycopg.sql
 import pytest
 import redis
+import structlog
 
 from tests import servers
 from tests.server_process import children_of, outlasting, server_pids
@@ -234,6 +235,13 @@ def disposable_redis(redis_local_source: Source) -> Iterator[RedisServer]:
 
 
 # --- leaks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """`capture_logs` leaves structlog configured, and a test after it would look for lines where none come."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True)

@@ -442,6 +442,18 @@ async def test_an_interval_of_zero_saves_at_every_item(store):
     await run(registry_of(step), store, config=ExecutorConfig(checkpoint_interval=0))
 
 
+async def test_items_that_raise_stop_async_iteration_do_not_pass_for_all_of_them():
+    def pages():
+        yield 1
+        raise StopAsyncIteration
+
+    async def step(ctx: StepContext, state: Any) -> Any:
+        return [page async for page in ctx.each("pages", pages())]
+
+    with pytest.raises(ExecutionFailedError, match="the items of 'pages' raised StopAsyncIteration"):
+        await run(registry_of(step))
+
+
 # --- several tasks of one step ----------------------------------------------------------------------------------------
 
 
@@ -487,7 +499,7 @@ async def test_loops_of_several_tasks_keep_their_own_places_and_names():
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(inside, f"{name}{n}")
                 if ctx.attempt == 1 and n == 1:
-                    raise ValueError
+                    return
             turn[name].set()
 
         async def inside(text: str) -> None:
@@ -497,6 +509,8 @@ async def test_loops_of_several_tasks_keep_their_own_places_and_names():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(loop, "a", "b")
             tasks.start_soon(loop, "b", "a")
+        if ctx.attempt == 1:
+            raise ValueError
         return state
 
     await run(registry_of(step, retry=AT_ONCE))

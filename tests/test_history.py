@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from longrun import (
+    Client,
     ConfigError,
     ExecutionExistsError,
     ExecutionNotFoundError,
@@ -18,6 +19,7 @@ from longrun import (
     InvalidStateError,
     MemoryCheckpointStore,
     RetentionPolicy,
+    Sleep,
     StepContext,
     StepRegistry,
     WaitFor,
@@ -151,6 +153,42 @@ async def test_a_fork_takes_neither_signals_nor_progress_inside_the_step(store):
         assert seen == [{}, {}]
         assert (await fork.info()).parent_id is None
         await fork.cancel()
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("kind", ["sleep", "wait"])
+async def test_a_fork_of_one_that_waits_waits_as_long(store, kind, paused):
+    """Who approves the one has not approved the other."""
+    clock = ManualClock()
+
+    async def park(state: str) -> Any:
+        return Sleep(10.0, state) if kind == "sleep" else WaitFor("approval", state, timeout=20.0)
+
+    async def after(ctx: StepContext, state: str) -> Any:
+        return f"{state} {ctx.signal} {ctx.timed_out}"
+
+    registry = StepRegistry()
+    registry.workflow("work", [park, after])
+    async with Executor(registry, store=store, clock=clock) as executor, Client(store, clock=clock) as client:
+        run = await executor.start("work", "x", id="a")
+        await run.wait("waiting")
+        due = (await store.load("a")).head.due
+        if paused:
+            await run.pause(hold=True)
+        forks = [await executor.fork("a"), await client.fork("a"), await executor.fork("a", state="y")]
+        for fork in forks:
+            head = (await store.load(fork.id)).head
+            assert (head.state, head.due, head.owner) == ("waiting", due, None)
+        if kind == "sleep":
+            clock.advance(11.0)
+        else:
+            await forks[0].signal("approval", "yes")
+            await forks[2].signal("approval", "no")
+            assert await forks[0].result() == "x yes False"
+            clock.advance(21.0)
+            assert await forks[1].result() == "x None True"
+        ended = [await fork.result() for fork in forks]
+        assert [text[0] for text in ended] == ["x", "x", "y"]
 
 
 async def test_only_what_has_ended_can_be_deleted_and_then_it_is_gone(registry, store):

@@ -10,6 +10,8 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from random import Random
+from string import ascii_letters
 from typing import Any
 
 import anyio
@@ -229,6 +231,25 @@ async def test_half_characters_may_be_in_a_key(tmp_path):
 
     await run(registry_of(step, retry=AT_ONCE), f"sqlite:///{tmp_path}/work.db", config=NEVER)
     assert calls == [0, 1, 2, 3]
+
+
+async def test_long_keys_and_such_with_a_nul_are_kept_everywhere(postgres_url):
+    """An index has room for so much, and a text of PostgreSQL holds no NUL: the call would be made at every start."""
+    calls: list[Any] = []
+    random = Random(1)
+    long = "".join(random.choices(ascii_letters, k=6000))
+    keys = ["a\0b", "a%00b", long, long[:-1], long[:-1] + "ä"]
+
+    async def step(ctx: StepContext, state):
+        for n, key in enumerate(keys):
+            await ctx.once(key, calls.append, n)
+            async for _ in ctx.each(key, range(1)):
+                await ctx.map(calls.append, [n], name=key)
+        if ctx.attempt == 1:
+            raise ValueError
+
+    await run(registry_of(step, retry=AT_ONCE), postgres_url, config=NEVER)
+    assert sorted(calls) == sorted([*range(5), *range(5)])
 
 
 async def test_inside_an_item_it_is_dropped_when_the_item_is_saved_past(store):

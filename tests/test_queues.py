@@ -610,6 +610,7 @@ async def test_a_record_that_cannot_be_read_closes_its_queue_and_no_other() -> N
         {},
         {"concurrency": -1},
         {"concurrency": 1.5},
+        {"concurrency": 2**63 - 1},
         {"concurrency": True},
         {"rate": 0},
         {"rate": float("nan")},

@@ -104,7 +104,10 @@ def copy_command(source: str, target: str, as_json: bool) -> int:
     It can be interrupted and started again. What is unfinished stays behind paused and held; what a living process
     runs is left where it is, and the exit code is 1 then.
     """
-    report = go(_copy, make_store(source), make_store(target, create=True), not as_json)
+    made = make_store(target, create=True)
+    if made.backend.kind == "memory":
+        raise click.UsageError("a store in memory ends with this command: give the URL of another TARGET")
+    report = go(_copy, make_store(source), made, not as_json)
     if as_json:
         found = {"copied": list(report.copied), "present": list(report.present), "skipped": dict(report.skipped)}
         out(json_text(schema.document("copied", **found)))

@@ -498,6 +498,13 @@ def test_store_copy_carries_everything_and_can_be_repeated(tmp_path: Path) -> No
     assert read("show", "interrupted", "--store", source)["execution"]["hold"] is True
 
 
+def test_store_copy_does_not_carry_anything_into_a_memory_that_is_gone(tmp_path: Path) -> None:
+    source = f"file:{tmp_path / 'a'}"
+    populate(source)
+    assert "ends with this command" in call("store", "copy", source, "memory:", code=2).stderr
+    assert read("show", "interrupted", "--store", source)["execution"]["hold"] is False
+
+
 # --- the schema -------------------------------------------------------------------------------------------------------
 
 
