@@ -34,6 +34,7 @@ from longrun.stored import (
     completed,
     copied,
     moved,
+    named,
     saving,
     shown_metadata,
 )
@@ -47,6 +48,9 @@ MISSING: Any = object()
 Noted = tuple[Mapping[str, bytes], tuple[str, ...]]
 """What a ledger has to be saved: entries to put, and keys to drop."""
 NOTHING: Noted = (EMPTY, ())
+Given = tuple[tuple[str, ...] | None, str]
+"""Steps and version that the next write gives to what was submitted by name."""
+KNOWN: Given = (None, "1")
 
 Event = tuple[EventType, dict[str, Any]]
 """An event to be told when the write that makes it true is durable: its type and fields."""
@@ -61,7 +65,7 @@ class Book:
         self._durability = executor.config.durability
         self._each_step = self._durability == "step"
         self._interval = executor.config.checkpoint_interval
-        self.definition, self._given_steps = self._with_steps(loaded.definition)
+        self.definition, self._given = self._with_steps(loaded.definition)
         self.trace: str | None = self.definition.metadata.get(TRACE)
         if self.trace is not None:
             self.definition = attrs.evolve(self.definition, metadata=shown_metadata(self.definition.metadata))
@@ -86,13 +90,13 @@ class Book:
         self.on_progress: Callable[[], object] | None = None
         """Called when durable progress has cleared the count of crashes."""
 
-    def _with_steps(self, definition: Definition) -> tuple[Definition, tuple[str, ...] | None]:
+    def _with_steps(self, definition: Definition) -> tuple[Definition, Given]:
         """What was submitted by the name of its workflow alone gets its steps from whoever first runs it."""
         registry = self._executor.registry
         if definition.steps or not registry.knows(definition.workflow):
-            return definition, None
-        steps = registry.resolve(definition.workflow).steps
-        return attrs.evolve(definition, steps=steps, total=len(steps)), steps
+            return definition, KNOWN
+        workflow = registry.resolve(definition.workflow)
+        return named(definition, workflow.steps, workflow.version), (workflow.steps, workflow.version)
 
     @property
     def step_name(self) -> str | None:
@@ -318,10 +322,10 @@ class Book:
         keep_from, gone = self._snapshots.keep(boundaries, head.owner is None)
         if not self._each_step:
             self._saved_at = self._clock.monotonic()
-        steps, self._given_steps = self._given_steps, None
+        given, self._given = self._given, KNOWN
         if clear:
             drop = ()
-        save = saving(self.id, head, boundaries, blobs, clear, put, drop, take, keep_from, gone, steps)
+        save = saving(self.id, head, boundaries, blobs, clear, put, drop, take, keep_from, gone, *given)
         told, self._events = self._events, ()
         self.outbox.push(save, told, done)
 

@@ -169,7 +169,7 @@ class Planner:
             workflow = self._registry.resolve(definition.workflow)
             if definition.steps and workflow.steps != definition.steps:
                 notes.append("the code lists other steps now; the stored list rules this execution")
-            if workflow.version != definition.version:
+            if definition.steps and workflow.version != definition.version:
                 notes.append(f"it was started by version {definition.version}, the code has {workflow.version}")
         waiting = [message.kind for message in loaded.messages if message.kind != "signal"]
         if waiting:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from longrun.records import ExecutionState
 
@@ -48,7 +48,8 @@ KINDS = frozenset(
 
 @define(kw_only=True)
 class Definition:
-    """What never changes, but for `steps` and `total` of what was submitted by name. A listing leaves `steps` empty."""
+    """What never changes, but for `steps`, `total` and `version` of what was submitted by name. A listing leaves out
+    `steps`."""
 
     id: str
     workflow: str
@@ -271,6 +272,8 @@ class Save:
     drop_blobs: tuple[str, ...] = ()
     steps: tuple[str, ...] | None = None
     """The steps of an execution that was submitted by its workflow's name alone: set once, by who first runs it."""
+    version: str = "1"
+    """The version of its workflow: set with them, and without them of no meaning."""
 
 
 def saving(
@@ -285,13 +288,19 @@ def saving(
     keep_from: int | None,
     drop_blobs: tuple[str, ...],
     steps: tuple[str, ...] | None,
+    version: str,
 ) -> Save:
     """A save of all these, in their order. Written out, as `copied` is."""
     new: Save = object.__new__(Save)
     new.id, new.head, new.boundaries, new.blobs = id, head, boundaries, blobs
     new.clear, new.put, new.drop, new.take = clear, put, drop, take
-    new.keep_from, new.drop_blobs, new.steps = keep_from, drop_blobs, steps
+    new.keep_from, new.drop_blobs, new.steps, new.version = keep_from, drop_blobs, steps, version
     return new
+
+
+def named(definition: Definition, steps: tuple[str, ...], version: str) -> Definition:
+    """The definition of what was submitted by name, once its steps are known."""
+    return evolve(definition, steps=steps, total=len(steps), version=version)
 
 
 @frozen(kw_only=True)

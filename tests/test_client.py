@@ -241,6 +241,20 @@ async def test_what_is_not_due_yet_by_the_clock_waits_for_nobody() -> None:
         assert (await run.info()).reason == "It waits for a worker that knows 'asks' on queue 'default'; none is alive."
 
 
+async def test_what_is_submitted_by_name_has_the_version_of_whoever_first_runs_it(url: str) -> None:
+    newer, newest = StepRegistry(), StepRegistry()
+    for one, version in ((newer, "7"), (newest, "8")):
+        one.workflow("asks", [one.step(ask), one.step(note)], version=version)
+    async with Client(url) as client:
+        await client.submit("asks", {}, id="x")
+        async with Worker(newer, store=url):
+            await client.handle("x").wait("waiting")
+        assert ((await client.get("x")).version, (await client.list())[0].version) == ("7", "7")
+        async with Worker(newest, store=url):
+            await client.signal("x", "go")
+            assert (await client.handle("x").wait()).version == "7"
+
+
 async def test_a_workflow_that_a_worker_learns_later_is_known(url: str) -> None:
     growing = StepRegistry()
     growing.step(note)

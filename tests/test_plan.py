@@ -253,3 +253,11 @@ async def test_what_was_submitted_by_a_name_that_the_code_does_not_know_is_left(
         assert (await plans(store, registry))["a"].action == "leave"
         found = (await plans(store, None))["a"]
         assert (found.action, found.total, found.step_name) == ("start", 0, None)
+
+
+async def test_what_was_submitted_by_name_was_started_by_no_version_yet(registry: StepRegistry) -> None:
+    registry.workflow("newer", ["first"], version="7")
+    async with MemoryCheckpointStore() as store, Client(store) as client:
+        await client.submit("newer", {}, id="x")
+        found = (await plans(store, registry))["x"]
+        assert (found.action, found.notes) == ("start", ())

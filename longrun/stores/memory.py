@@ -28,6 +28,7 @@ from longrun.stored import (
     Send,
     Stored,
     Write,
+    named,
 )
 from longrun.stores.base import Answer, StoreBackend
 from longrun.stores.choice import is_free, is_wanted, matches
@@ -117,7 +118,7 @@ class MemoryBackend(StoreBackend):
         for name in save.drop_blobs:
             record.blobs.pop(name, None)
         if save.steps is not None:
-            record.definition = attrs.evolve(record.definition, steps=save.steps, total=len(save.steps))
+            record.definition = named(record.definition, save.steps, save.version)
         if save.head.state in (ExecutionState.COMPLETED, ExecutionState.CANCELLED):
             record.entries.clear()
             record.messages.clear()

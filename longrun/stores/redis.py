@@ -17,7 +17,21 @@ from longrun.errors import ConfigError, CorruptDataError, NewerFormatError, Stor
 from longrun.logging import get_logger
 from longrun.records import ExecutionState
 from longrun.seal import Seal
-from longrun.stored import Boundary, Claim, Create, Definition, Head, Loaded, Message, Owner, Query, Save, Stored, Write
+from longrun.stored import (
+    Boundary,
+    Claim,
+    Create,
+    Definition,
+    Head,
+    Loaded,
+    Message,
+    Owner,
+    Query,
+    Save,
+    Stored,
+    Write,
+    named,
+)
 from longrun.stores._redis import encode, wire
 from longrun.stores._redis.address import own_options
 from longrun.stores._redis.finding import Finder
@@ -125,7 +139,7 @@ class RedisBackend(StoreBackend):
                 made = (one.definition for one in batch if isinstance(one, Create) and one.id == write.id)
                 definition = self._definition(write.id) or next(made, None)
                 if definition is not None:
-                    found[place] = attrs.evolve(definition, steps=write.steps, total=len(write.steps))
+                    found[place] = named(definition, write.steps, write.version)
         return found
 
     def _definition(self, id: str) -> Definition | None:

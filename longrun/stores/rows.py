@@ -21,7 +21,7 @@ from zlib import crc32
 
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
-from longrun.stored import EMPTY, Boundary, Definition, Head, Message, Owner
+from longrun.stored import EMPTY, Boundary, Definition, Head, Message, Owner, Save
 
 FORMAT = 1
 """The version of this mapping. A store writes it down once and refuses a higher one."""
@@ -41,6 +41,7 @@ BOUNDARY_COLUMNS = (
 
 MESSAGE_COLUMNS = ("id", "kind", "name", "key", "payload", "options", "sent")
 
+_VERSION, _TOTAL = DEFINITION_COLUMNS.index("version"), DEFINITION_COLUMNS.index("total")
 _NAN = math.nan
 _json = json.JSONEncoder(separators=(",", ":")).encode
 _STATES = {state.value: state for state in ExecutionState}
@@ -86,6 +87,12 @@ def definition_crc(values: Sequence[Any]) -> int:
     id, workflow, version, total, queue, priority, metadata, parent_id, created = values
     text = f"{id}\0{workflow}\0{version}\0{queue}\0{metadata}\0{parent_id}"
     return crc32(text.encode(), crc32(_DEFINITION(total, priority, created)))
+
+
+def set_named(values: list[Any], save: Save) -> tuple[str, int]:
+    """Put into a definition's values what a save that names its steps makes of them; version and total by then."""
+    values[_VERSION], values[_TOTAL] = save.version, len(save.steps or ())
+    return values[_VERSION], values[_TOTAL]
 
 
 def definition_from(values: Sequence[Any], steps: tuple[str, ...] = ()) -> Definition:

@@ -133,11 +133,29 @@ class SaveContract(ConformanceBase):
         (given,) = backend.claim(claim("new", dead=frozenset({"me"})))
         assert given.definition == right
 
+    @pytest.mark.parametrize("version", ["2", "it's ü", ""])
+    def test_a_version_can_be_set_with_the_steps(self, backend: StoreBackend, version: str) -> None:
+        """Whoever submits by name does not know it. It stays, whoever writes next, and once the execution is over."""
+        new, other = owned("a", steps=(), total=0), owned("b", steps=(), total=0)
+        created(backend, new, other)
+        first = step("a", new.head, steps=("one", "two"), version=version)
+        done(backend, first, step("a", first.head))
+        right = attrs.evolve(new.definition, steps=("one", "two"), total=2, version=version)
+        shown = {"a": attrs.evolve(right, steps=()), "b": other.definition}
+        assert loaded(backend, "a").definition == right
+        assert {one.definition.id: one.definition for one in backend.find(Query())} == shown
+        (given,) = backend.claim(claim("new", ids=("a",), dead=frozenset({"me"})))
+        assert given.definition == right
+        end = {"state": ExecutionState.COMPLETED, "owner": None, "ended": NOW}
+        done(backend, change("a", given.head, head_fields=end))
+        assert loaded(backend, "a").definition == right
+        assert {one.definition.id: one.definition for one in backend.find(Query())} == shown
+
     def test_a_refused_save_sets_no_steps(self, backend: StoreBackend) -> None:
         """I3."""
         new = owned("a")
         created(backend, new)
-        refused(backend, change("a", attrs.evolve(new.head, fence=5), steps=("x",)), LeaseLostError)
+        refused(backend, change("a", attrs.evolve(new.head, fence=5), steps=("x",), version="x"), LeaseLostError)
         assert loaded(backend, "a").definition == new.definition
 
     def test_several_boundaries_are_saved_at_once(self, backend: StoreBackend) -> None:

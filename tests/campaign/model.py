@@ -109,6 +109,7 @@ class Step:
     take: int
     keep: int | None
     steps: tuple[str, ...] | None
+    version: str
 
 
 steps = st.builds(
@@ -123,6 +124,7 @@ steps = st.builds(
     take=st.sampled_from([0, 1, 4]),
     keep=st.none() | st.integers(0, 3),
     steps=st.sampled_from([None, None, None, ("it's", "new"), ()]),
+    version=st.sampled_from(["1", "2", ""]),
 )
 
 
@@ -290,6 +292,7 @@ class StoreMachine(RuleBasedStateMachine):
             keep_from=keep_from,
             drop_blobs=dropped,
             steps=step.steps,
+            version=step.version,
         )
 
     def shift(self, head: Head, wanted: int, holds: bool) -> int:

@@ -409,6 +409,15 @@ def test_odd_text_of_an_error_is_stored_escaped(backend: SQLiteBackend) -> None:
     assert (found.head.error, found.head.due) == ("no file b\\udcff\\x00", float("inf"))
 
 
+def test_a_version_that_is_no_unicode_is_refused_alone(backend: SQLiteBackend) -> None:
+    new, other = owned("a", steps=(), total=0), owned("b", steps=(), total=0)
+    assert backend.commit([new, other]) == [True, True]
+    odd = change("a", new.head, steps=("one",), version="\udcff")
+    refusal, answer = backend.commit([odd, change("b", other.head, steps=("one",), version="2")])
+    assert (type(refusal), answer) == (NotStorableError, None)
+    assert [found.definition.version for id in "ab" if (found := backend.load(id))] == ["1", "2"]
+
+
 def test_steps_that_come_later_keep_the_definition_whole(path: Path, backend: SQLiteBackend) -> None:
     """In one batch with the creation or after it; a damaged definition is not made to look whole by them."""
     new = owned("a", steps=(), total=0)

@@ -284,14 +284,15 @@ class Catalog:
             elif self.finished.get(entry.stem) is entry:
                 del self.finished[entry.stem]
 
-    def saved(self, journal: Journal, head: Head, mail: Mail, total: int | None, status: os.stat_result | None) -> None:
+    def saved(self, journal: Journal, head: Head, mail: Mail, status: os.stat_result | None) -> None:
         """This process wrote a journal that it owned, and knows how it left the file. The caller holds the lock."""
         entry = self.entries.by_stem.get(journal.stem)
         if entry is None or entry.gen != journal.gen:
             return  # somebody took it over in this moment; the file was read again
-        if total is not None and total != entry.definition.total:
+        if journal.about:
             born, definition, before = entry.records
-            entry.records = (born, attrs.evolve(definition, total=total), before)
+            if any(getattr(definition, name) != value for name, value in journal.about.items()):
+                entry.records = (born, attrs.evolve(definition, **journal.about), before)
         self.entries.saved(entry, head, mail)
         entry.mark = None
         if head.owner is None and status is not None and status.st_size == journal.size:

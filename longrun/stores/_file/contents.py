@@ -11,14 +11,14 @@ Place in the life of an execution: claim, and every look at it. Lines in a journ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
-from longrun.stored import Boundary, Definition, Head, Loaded, Message, Save
+from longrun.stored import EMPTY, Boundary, Definition, Head, Loaded, Message, Save, named
 from longrun.stores._file.forms import (
     boundary_form,
     boundary_from,
@@ -33,6 +33,8 @@ INLINE_LIMIT = 8192
 """Payloads up to this many bytes, together, stand in the save's own line; the end of a file then shows the head."""
 NO_WORKFLOW = ""
 """The name of a workflow that cannot be read."""
+ABOUT = ("total", "version")
+"""What a save that names the steps makes of the definition: every save behind it says so too."""
 CLEARED = (ExecutionState.COMPLETED, ExecutionState.CANCELLED)
 """Their entries and messages go; a failed execution keeps them for a retry."""
 
@@ -166,16 +168,16 @@ class Contents:
         for name in fields.get("drop_blobs", ()):
             self.blobs.pop(name, None)
         if "steps" in fields:
-            self._name_steps(tuple(fields["steps"]))
+            self._name_steps(tuple(fields["steps"]), fields.get("version", "1"))
         self.mail = mail_from(fields)
         if fields["head"]["state"] in CLEARED:
             self.entries.clear()
         self.staged_states, self.staged_blobs, self.staged_entries = {}, {}, {}
 
-    def _name_steps(self, steps: tuple[str, ...]) -> None:
+    def _name_steps(self, steps: tuple[str, ...], version: str) -> None:
         self.steps = steps
         if self.definition is not None:
-            self.definition = attrs.evolve(self.definition, total=len(steps))
+            self.definition = attrs.evolve(named(self.definition, steps, version), steps=())
 
     def _start_over(self, fields: dict[str, Any]) -> None:
         self.whole, self.shaken = True, False
@@ -358,15 +360,16 @@ class _Payloads:
 
 
 def save_lines(
-    identity: Identity, n: int, save: Save, mail: Mail, *, whole: bool = False, total: int | None = None
+    identity: Identity, n: int, save: Save, mail: Mail, *, whole: bool = False, about: Mapping[str, Any] = EMPTY
 ) -> list[bytes]:
-    """The lines of one save, numbered from `n`: usually one, with large payloads in lines before it."""
+    """The lines of one save, numbered from `n`: usually one, with large payloads in lines before it. `about` is what
+    the journal's first line does not know of the definition."""
     fields: dict[str, Any] = {"kind": "save", "head": head_form(save.head)}
     payloads = _Payloads(identity, n)
     if whole:
         fields["whole"] = True
-    if total is not None:
-        fields["total"] = total
+    if about:
+        fields.update(about)
     if save.boundaries:
         rows = fields["boundaries"] = []
         for boundary in save.boundaries:

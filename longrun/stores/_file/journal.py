@@ -12,12 +12,13 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import attrs
 
 from longrun.errors import LeaseLostError, StoreUnavailableError
-from longrun.stored import Head
+from longrun.stored import EMPTY, Head
 from longrun.stores._file.contents import Contents, Mail, snapshot_lines
 from longrun.stores._file.disk import UnopenableError, read_range, write_all
 from longrun.stores._file.history import move_history
@@ -35,8 +36,8 @@ class Journal:
     """A journal that this process may append to: it owns the execution."""
 
     __slots__ = (
-        *("bad", "born", "fd", "gen", "head", "id", "identity", "ino", "limit", "mail", "n", "name", "next_name"),
-        *("place", "saves", "seen", "size", "stem", "total"),
+        *("about", "bad", "born", "fd", "gen", "head", "id", "identity", "ino", "limit", "mail", "n", "name"),
+        *("next_name", "place", "saves", "seen", "size", "stem"),
     )
 
     def __init__(
@@ -51,8 +52,8 @@ class Journal:
         self.seen = time.monotonic()
         self.saves = 0
         self.bad = False
-        self.total: int | None = None
-        """How many steps there are, if a save named them: its first line does not know yet, so every save says it."""
+        self.about: Mapping[str, Any] = EMPTY
+        """Of the definition, if a save named the steps: its first line does not know yet, so every save says it."""
         self.set_limit()
 
     def set_limit(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from longrun.errors import ExecutionNotFoundError, LeaseLostError
 from longrun.stored import Save
 from longrun.stores._file.catalog import Catalog
+from longrun.stores._file.contents import ABOUT
 from longrun.stores._file.disk import write_all
 from longrun.stores._file.done import Finished
 from longrun.stores._file.entry import Entry
@@ -132,7 +133,7 @@ class Journals:
             raise LeaseLostError(save.id, save.head.fence)
         size = tail.end if tail.clean else self._close_end(fd, spot, tail.end)
         journal = Journal(self.place, save.id, spot.gen, fd, born=born, head=head, mail=mail, n=tail.n, size=size)
-        journal.total = definition.total
+        journal.about = {name: getattr(definition, name) for name in ABOUT}
         return journal
 
     def _close_end(self, fd: int, spot: Spot, end: int) -> int:

@@ -12,7 +12,7 @@ import attrs
 
 from longrun.errors import CorruptDataError, StoreUnavailableError
 from longrun.stored import Definition, Head
-from longrun.stores._file.contents import Contents, Mail, mail_from
+from longrun.stores._file.contents import ABOUT, Contents, Mail, mail_from
 from longrun.stores._file.disk import Folder, UnopenableError, UnreadableFileError, read_range
 from longrun.stores._file.forms import definition_from, head_from
 from longrun.stores._file.lines import (
@@ -323,7 +323,7 @@ def read_summary(place: Place, spot: Spot) -> Summary | None:
     except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
         return None
     if "total" in found.fields:
-        definition = attrs.evolve(definition, total=found.fields["total"])
+        definition = attrs.evolve(definition, **{name: found.fields[name] for name in ABOUT if name in found.fields})
     where = (0 if whole else size - len(end)) + at
     return Summary(
         definition, born, head_from(found.fields["head"]), mail_from(found.fields), Tail(found.n, where, clean)

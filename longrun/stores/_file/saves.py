@@ -45,6 +45,7 @@ class _Append:
     """What one journal gets in this batch."""
 
     __slots__ = (
+        "about",
         "durable",
         "error",
         "head",
@@ -56,7 +57,6 @@ class _Append:
         "saves",
         "size",
         "status",
-        "total",
     )
 
     def __init__(self, journal: Journal) -> None:
@@ -64,8 +64,7 @@ class _Append:
         self.head: Head = journal.head
         self.mail: Mail = journal.mail
         self.n = journal.n
-        self.total = journal.total
-        """How many steps there are, where a save of this batch names them."""
+        self.about = journal.about
         self.lines: list[bytes] = []
         self.saves: list[tuple[int, Save]] = []
         self.rings = False
@@ -183,8 +182,8 @@ class Saves:
             append.mail, append.rings = mail, True
         append.saves.append((place, save))
         if save.steps is not None:
-            append.total = len(save.steps)
-        lines = save_lines(append.journal.identity, append.n + 1, save, append.mail, total=append.total)
+            append.about = {"total": len(save.steps), "version": save.version}
+        lines = save_lines(append.journal.identity, append.n + 1, save, append.mail, about=append.about)
         append.lines += lines
         append.n += len(lines)
         append.head = head
@@ -256,10 +255,10 @@ class Saves:
     def _written(self, append: _Append) -> None:
         journal, head = append.journal, append.head
         took = append.mail is not journal.mail
-        journal.head, journal.mail, journal.n, journal.total = head, append.mail, append.n, append.total
+        journal.head, journal.mail, journal.n, journal.about = head, append.mail, append.n, append.about
         journal.size += append.size
         journal.saves += len(append.saves)
-        self._catalog.saved(journal, head, append.mail, append.total, append.status)
+        self._catalog.saved(journal, head, append.mail, append.status)
         journal.settled()  # not before: a reader sees what a listing says
         if journal.gen > 0 and journal.saves >= 2 and journal.saves - len(append.saves) < 2:
             self._janitor.supersedes(journal)

@@ -31,7 +31,6 @@ STATEMENT_BYTES = 32 << 20
 """A statement takes no more data than about this; a batch with more becomes several, in one transaction."""
 
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_TOTAL = rows.DEFINITION_COLUMNS.index("total")
 
 
 class Batch:
@@ -155,24 +154,25 @@ class Batch:
         released = [save for save in saves if _lets_go(save)]
         if released:
             self._let_go(connection, released, set(applied))
-        named = {save.id: save.steps for save in saves if save.steps is not None}
+        named = {save.id: save for save in saves if save.steps is not None}
         if named:
             self._set_steps(connection, {id: named[id] for id in applied if id in named})
         return applied
 
-    def _set_steps(self, connection: Connection, named: dict[str, tuple[str, ...]]) -> None:
+    def _set_steps(self, connection: Connection, named: dict[str, Save]) -> None:
         """The steps of executions that were submitted without. Their rows are locked by the save."""
         changed: list[tuple[Any, ...]] = []
         for *values, crc in self.queries.run(connection, "definitions_of", ids=Texts(named)):
-            id, total = values[0], len(named[values[0]])
+            save = named[values[0]]
             intact = rows.definition_crc(values) == crc  # a damaged definition stays one
-            values[_TOTAL] = total
-            steps = rows.steps_text(named[id])
+            version, total = rows.set_named(values, save)
+            steps = rows.steps_text(save.steps or ())
             fresh = rows.definition_crc(values) if intact else crc
-            changed.append((id, steps, rows.steps_crc(id, steps), total, fresh))
+            changed.append((save.id, steps, rows.steps_crc(save.id, steps), version, total, fresh))
         if changed:
-            names = ("id", "steps", "steps_crc", "total", "crc")
-            self.queries.run(connection, "set_steps", **columns(names, (Texts, Texts, Ints, Ints, Ints), changed))
+            names = ("id", "steps", "steps_crc", "version", "total", "crc")
+            kinds = (Texts, Texts, Ints, Texts, Ints, Ints)
+            self.queries.run(connection, "set_steps", **columns(names, kinds, changed))
 
     def _let_go(self, connection: Connection, released: list[Save], applied: set[str]) -> None:
         """What follows for an execution without an owner. Its row is locked by the save, so no message crosses this."""

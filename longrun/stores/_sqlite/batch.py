@@ -129,7 +129,7 @@ class Batch:
         thing that the garbage collector looks at."""
         self._new_heads: list[Any] = []
         self._steps: list[Any] = []
-        self._set_steps: list[tuple[int, int, str, int]] = []
+        self._set_steps: list[tuple[int, Save, str, int]] = []
         self._heads: dict[Row, ReadySave] = {}
         self._moved: dict[int, Row] = {}
         self._boundaries: list[Any] = []
@@ -164,7 +164,7 @@ class Batch:
         for columns in ready.boundaries:
             self._boundaries += (key, *columns)
         if ready.steps is not None:
-            self._set_steps.append((key, len(save.steps or ()), *ready.steps))
+            self._set_steps.append((key, save, *ready.steps))
         self._heads[row] = ready
         if save.clear or save.put or save.drop or head.state in ENDED:
             self._change_entries(row, save, ready.put)
@@ -308,8 +308,8 @@ class Batch:
             self._insert(sql.CREATE, self._creates)
             self._insert(sql.CREATE_HEAD, self._new_heads)
             self._insert(sql.ADD_STEPS, self._steps)
-        for key, total, names, crc in self._set_steps:
-            self._write_steps(key, total, names, crc)
+        for named in self._set_steps:
+            self._write_steps(*named)
         self._write_heads()
         self._write_boundaries()
         self._many(sql.STRIP, self._strips)
@@ -321,12 +321,12 @@ class Batch:
         if self.announce:
             self._connection.execute(sql.ANNOUNCE)
 
-    def _write_steps(self, key: int, total: int, names: str, crc: int) -> None:
+    def _write_steps(self, key: int, save: Save, names: str, crc: int) -> None:
         """Steps that came later than their definition. A definition that is damaged stays so: its checksum too."""
         stored_crc, *values = self._connection.execute(sql.DEFINITION_OF, (key,)).fetchone()
         if fits(lambda: rows.definition_crc(values), stored_crc):
-            values[rows.DEFINITION_COLUMNS.index("total")] = total
-            self._connection.execute(sql.SET_TOTAL, (total, rows.definition_crc(values), key))
+            version, total = rows.set_named(values, save)
+            self._connection.execute(sql.SET_NAMED, (version, total, rows.definition_crc(values), key))
         self._connection.execute(sql.SET_STEPS, (names, crc, key))
 
     def _write_heads(self) -> None:

@@ -29,6 +29,8 @@ class ReadySave:
         self.state, self.numbers, self.words, self.crc = pack.head_columns(id, save.head)
         self.boundaries = [pack.boundary_columns(id, boundary) for boundary in save.boundaries]
         self.steps = None if save.steps is None else _steps(id, save.steps)
+        if self.steps is not None:
+            save.version.encode()  # text that is no Unicode is refused here, not in the middle of a transaction
         self.put = _checked(id, save.put, rows.entry_crc) if save.put else {}
         self.blobs = _checked(id, save.blobs, rows.blob_crc) if save.blobs else {}
 

@@ -146,7 +146,7 @@ VALUES ({", ".join("?" * (10 + len(DEFINITION_COLUMNS)))})
 CREATE_HEAD = "INSERT INTO head (revision, kept, numbers, words, crc, execution) VALUES (?, ?, ?, ?, ?, ?)"
 ADD_STEPS = "INSERT INTO steps (execution, names, crc) VALUES (?, ?, ?)"
 DEFINITION_OF = f"SELECT definition_crc, {DEFINITION} FROM execution WHERE key = ?"
-SET_TOTAL = "UPDATE execution SET total = ?, definition_crc = ? WHERE key = ?"
+SET_NAMED = "UPDATE execution SET version = ?, total = ?, definition_crc = ? WHERE key = ?"
 SET_STEPS = "UPDATE steps SET names = ?, crc = ? WHERE execution = ?"
 SAVE_HEAD = CREATE_HEAD.replace("INSERT", "INSERT OR REPLACE")
 MOVE = """

@@ -25,7 +25,7 @@ from longrun.errors import (
     WriteOrderError,
 )
 from longrun.records import ExecutionState
-from longrun.stored import Boundary, Claim, Create, Definition, Head, Loaded, Message, Save, Send
+from longrun.stored import Boundary, Claim, Create, Definition, Head, Loaded, Message, Save, Send, named
 from longrun.stores._task import lines
 from longrun.stores._task.records import KIND
 from longrun.stores.base import Answer
@@ -115,7 +115,7 @@ class Document:
         for name in save.drop_blobs:
             self.blobs.pop(name, None)
         if save.steps is not None:
-            self.definition = attrs.evolve(self.definition, steps=save.steps, total=len(save.steps))
+            self.definition = named(self.definition, save.steps, save.version)
             self.fixed = _fixed(self.definition)
         if save.head.state in _LAST:
             self.entries.clear()

@@ -149,8 +149,10 @@ SELECT h.id, h.workflow, d.version, d.total, h.queue, h.priority, d.metadata, h.
 FROM {schema}.heads AS h JOIN {schema}.definitions AS d ON d.id = h.id WHERE h.id = ANY(%(ids)s)
 
 -- name: set_steps
-UPDATE {schema}.definitions AS d SET steps = w.steps, steps_crc = w.steps_crc, total = w.total, crc = w.crc
-FROM unnest(%(id)s, %(steps)s, %(steps_crc)s, %(total)s, %(crc)s) AS w (id, steps, steps_crc, total, crc)
+UPDATE {schema}.definitions AS d
+SET steps = w.steps, steps_crc = w.steps_crc, version = w.version, total = w.total, crc = w.crc
+FROM unnest(%(id)s, %(steps)s, %(steps_crc)s, %(version)s, %(total)s, %(crc)s)
+AS w (id, steps, steps_crc, version, total, crc)
 WHERE d.id = w.id
 
 -- name: wake_released
