@@ -12,7 +12,7 @@ import anyio
 import attrs
 
 from longrun.errors import CodecError, ExecutionNotFoundError, KeyUnavailableError, LongrunError
-from longrun.records import FINISHED, ExecutionState
+from longrun.records import UNFINISHED, ExecutionState
 from longrun.registry import AD_HOC
 from longrun.stored import Claim, Head, Loaded, Query, Save, Stored
 
@@ -23,7 +23,6 @@ State = ExecutionState
 BATCH = 500
 """So many are looked at, or asked for, at a time."""
 SWEPT_STATES = frozenset({State.RUNNING, State.RESUMING, State.WAITING})
-UNFINISHED = frozenset(State) - FINISHED
 
 
 class Claims:

@@ -33,7 +33,7 @@ from longrun.errors import (
 )
 from longrun.events import Bus, ExecutionEvent
 from longrun.following import RowEvents
-from longrun.records import FINISHED, Execution, ExecutionState, check_id
+from longrun.records import FINISHED, UNFINISHED, Execution, ExecutionState, check_id
 from longrun.registry import StepRegistry
 from longrun.stored import Loaded, Message, Query
 from longrun.stores.store import CheckpointStore
@@ -46,7 +46,6 @@ LOOK_AGAIN = 1.0
 
 PAUSABLE = frozenset({State.INITIALIZED, State.RUNNING, State.RESUMING, State.WAITING, State.PAUSED})
 RESUMABLE = frozenset({State.INITIALIZED, State.RUNNING, State.RESUMING, State.WAITING, State.PAUSED, State.BLOCKED})
-UNFINISHED = frozenset(State) - FINISHED
 EFFECTS = {
     "pause": frozenset[ExecutionState](),
     "resume": FINISHED,

@@ -17,7 +17,7 @@ import attrs
 
 from longrun.attempt import Engine, LoopEngine, ThreadEngine
 from longrun.book import MISSING, Book
-from longrun.claims import SWEPT_STATES, UNFINISHED
+from longrun.claims import SWEPT_STATES
 from longrun.cleaning import clear_executions, clear_lock_files
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.control import Obedience, put_aside
@@ -29,7 +29,7 @@ from longrun.life import LifeLock
 from longrun.logging import get_logger
 from longrun.loops import Bell, current_loop
 from longrun.places import Places
-from longrun.records import ExecutionState, ExecutorConfig, to_time
+from longrun.records import UNFINISHED, ExecutionState, ExecutorConfig, to_time
 from longrun.registry import Step, StepRegistry
 from longrun.runner import Runner
 from longrun.seat import SUSPECT

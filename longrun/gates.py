@@ -18,7 +18,7 @@ import attrs
 from longrun import lease
 from longrun.errors import CodecError, ExecutionNotFoundError, LeaseLostError, LongrunError, StoreUnavailableError
 from longrun.queues import DEFAULT, IN_STEPS, PAGE, Gate, QueueLimit, new_record, record_id, records
-from longrun.records import FINISHED, ExecutionState
+from longrun.records import UNFINISHED, ExecutionState
 from longrun.stored import Claim, Head, Loaded, Query, Save
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Gates:
 
     async def _note_all(self, known: frozenset[str]) -> None:
         """Before the first limit: what was stored without `note` must not be left out when queues are taken by name."""
-        query = Query(states=frozenset(State) - FINISHED, limit=PAGE)
+        query = Query(states=UNFINISHED, limit=PAGE)
         names = {stored.definition.queue for stored in await self._executor.store.find_all(query)}
         for name in sorted(names - known):
             await self.note(name)

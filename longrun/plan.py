@@ -15,7 +15,7 @@ from attrs import field, frozen
 from longrun import codec, lease
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import CodecError, RegistrationError
-from longrun.records import FINISHED, ExecutionState, ExecutorConfig, check_id
+from longrun.records import UNFINISHED, ExecutionState, ExecutorConfig, check_id
 from longrun.registry import AD_HOC, StepRegistry
 from longrun.snapshot import decode_state
 from longrun.stored import Loaded, Query
@@ -89,7 +89,7 @@ class Planner:
     async def all(self) -> AsyncIterator[ResumePlan]:
         """The plans of everything unfinished, newest first."""
         alive = await self._alive()
-        query = Query(states=frozenset(State) - FINISHED, limit=PAGE)
+        query = Query(states=UNFINISHED, limit=PAGE)
         while page := await self._store.find(query):
             last = page[-1].definition
             query = attrs.evolve(query, after=(last.created, last.id))

@@ -41,6 +41,7 @@ class ExecutionState(enum.StrEnum):
 
 
 FINISHED = frozenset({ExecutionState.COMPLETED, ExecutionState.FAILED, ExecutionState.CANCELLED})
+UNFINISHED = frozenset(ExecutionState) - FINISHED
 
 
 def check_id(value: object) -> str:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import anyio
 import attrs
 
-from longrun.claims import BATCH, SWEPT_STATES, UNFINISHED, Claims
+from longrun.claims import BATCH, SWEPT_STATES, Claims
 from longrun.dead import Dead
 from longrun.errors import CodecError, ExecutionNotFoundError, KeyUnavailableError, LongrunError
 from longrun.gates import Gates
-from longrun.records import ExecutionState, ResumeReport
+from longrun.records import UNFINISHED, ExecutionState, ResumeReport
 from longrun.startup import Startup
 from longrun.stored import Claim, Head, Loaded
 

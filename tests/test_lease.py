@@ -22,9 +22,9 @@ from longrun import (
     StepContext,
     StepRegistry,
 )
-from longrun.claims import UNFINISHED
 from longrun.lease import LeaseKeeper, gone
 from longrun.life import LifeLock
+from longrun.records import UNFINISHED
 from longrun.stored import Claim, Owner, Save
 from longrun.testing import FaultyStore, ManualClock
 from tests.crashing import PATIENCE

@@ -17,7 +17,7 @@ from longrun.cli._errors import FAILED, OK, code_of, sentence
 from longrun.cli._options import Duration, filters, json_option, query_of, store_option
 from longrun.cli._text import clean, dim, json_text, number_of, out, say
 from longrun.errors import LongrunError
-from longrun.records import FINISHED, ExecutionState, check_id
+from longrun.records import FINISHED, UNFINISHED, ExecutionState, check_id
 
 if TYPE_CHECKING:
     from longrun.client import Client
@@ -111,7 +111,7 @@ def cancel_command(reason: str | None, children: bool, timeout: float, **chosen:
     async def act(client: Client, id: str) -> None:
         await client.cancel(id, reason, children=children, timeout=timeout)
 
-    states = frozenset(State) - FINISHED
+    states = UNFINISHED
     return _command(Verb(name="cancel", done="cancelled", states=states, act=act, timeout=timeout), chosen)
 
 

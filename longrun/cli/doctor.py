@@ -21,7 +21,7 @@ from longrun.cli._errors import FAILED, OK, UNAVAILABLE, sentence
 from longrun.cli._options import json_option, store_option
 from longrun.cli._text import clean, duration, hide_secrets, json_text, number_of, out, status_text, table
 from longrun.errors import LongrunError, StoreError
-from longrun.records import FINISHED, ExecutionState
+from longrun.records import UNFINISHED, ExecutionState
 from longrun.stored import Owner, Query
 from longrun.stores.store import CheckpointStore
 from longrun.stranded import NEEDS_WORKER, living, stranded
@@ -250,7 +250,7 @@ async def _owners(store: CheckpointStore) -> list[Check]:
     owners = await store.owners()
     alive = {owner.id for owner in owners} - lease.gone(owners)
     orphans: dict[str, int] = {}
-    query, pages = Query(states=frozenset(State) - FINISHED, owned=True, limit=PAGE), 0
+    query, pages = Query(states=UNFINISHED, owned=True, limit=PAGE), 0
     while pages < PAGES and (page := await store.find(query)):
         pages += 1
         query = attrs.evolve(query, after=(page[-1].definition.created, page[-1].definition.id))

@@ -17,7 +17,7 @@ from longrun.cli._bars import bar
 from longrun.cli._connect import go, make_store, reading
 from longrun.cli._options import FiniteRange, filters, json_option, query_of, store_option
 from longrun.cli._text import STATES, clean, coloured, duration, json_text, moment, out, rate
-from longrun.records import FINISHED, ExecutionState
+from longrun.records import UNFINISHED, ExecutionState
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from longrun.stored import Query
 
 State = ExecutionState
-ACTIVE = frozenset(State) - FINISHED
 
 
 @click.command("watch")
@@ -41,7 +40,7 @@ def watch_command(store: str | None, as_json: bool, interval: float, limit: int,
     """Watch what is unfinished, live: bars, rate, time left, age of the checkpoint, owner. Ctrl-C ends it."""
     query = query_of(chosen, limit=limit)
     if query.states is None:
-        query = attrs.evolve(query, states=ACTIVE)
+        query = attrs.evolve(query, states=UNFINISHED)
     go(_watch, make_store(store), query, interval, once, as_json)
 
 

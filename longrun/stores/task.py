@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar
 
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import ConfigError, StoreUnavailableError
-from longrun.records import FINISHED, ExecutionState
+from longrun.records import UNFINISHED, ExecutionState
 from longrun.seal import Seal
 from longrun.stored import Boundary, Claim, Create, Loaded, Message, Owner, Query, Save, Send, Stored, Write
 from longrun.stores._task.loop import OwnTaskLoop, TaskLoop, current_task_loop
@@ -47,7 +47,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-UNFINISHED = frozenset(ExecutionState) - FINISHED
 CAN_BE_DUE = frozenset(
     {ExecutionState.INITIALIZED, ExecutionState.WAITING, ExecutionState.RESUMING, ExecutionState.RUNNING}
 )
