@@ -15,7 +15,7 @@ from typing import Any, Self
 import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -279,11 +279,14 @@ class DashboardApp:
         if not self.allow_control:
             raise HTTPException(403, "this dashboard only shows: start it with --allow-control, or allow_control=True")
         data = b""
-        async with aclosing(request.stream()) as chunks:  # left before its end, it is ended here
-            async for chunk in chunks:
-                data += chunk
-                if len(data) > BODY_LIMIT:
-                    raise HTTPException(413, f"give at most {BODY_LIMIT:,} bytes")
+        try:
+            async with aclosing(request.stream()) as chunks:  # left before its end, it is ended here
+                async for chunk in chunks:
+                    data += chunk
+                    if len(data) > BODY_LIMIT:
+                        raise HTTPException(413, f"give at most {BODY_LIMIT:,} bytes")
+        except ClientDisconnect:
+            raise HTTPException(400, "whoever asked has left in the middle") from None
         return body_of(data)
 
 

@@ -186,7 +186,7 @@ async def run_step(
     state = returned if directive is None else directive.state
     return StepRun(
         returned=returned,
-        state=_through_the_codec(state, found.result_type),
+        state=_through_the_codec(state, _type_of(state, found)),
         directive=directive,
         local=left,
         progress=shown,
@@ -239,6 +239,13 @@ def _with_local(entries: Mapping[str, bytes] | None, local: Mapping[Any, Any] | 
     if local is not None:
         given["local"] = codec.encode(dict(local), dict, path="local")
     return given
+
+
+def _type_of(state: Any, step: Step) -> Any:
+    """What the step says that it gives; if it says nothing, or only where the execution goes on, what it gave: a step
+    behind it would say so."""
+    is_class = hasattr(type(state), "__attrs_attrs__") or hasattr(type(state), "__dataclass_fields__")
+    return type(state) if step.result_type is Any and is_class else step.result_type
 
 
 def _through_the_codec(state: Any, annotation: Any) -> Any:

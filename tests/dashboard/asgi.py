@@ -54,6 +54,21 @@ class Browser:
         await self._app(self._scope(method, path, headers or {}), _body(body), send)
         return _answer(sent)
 
+    async def leave(self, path: str) -> Answer:
+        """Begin to post something, and go."""
+        sent: list[dict[str, Any]] = []
+        said: list[dict[str, Any]] = [{"type": "http.disconnect"}]
+        said.append({"type": "http.request", "body": b"{", "more_body": True})
+
+        async def receive() -> dict[str, Any]:
+            return said.pop() if len(said) > 1 else said[0]
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await self._app(self._scope("POST", path, {"x-longrun": "1"}), receive, send)
+        return _answer(sent)
+
     @asynccontextmanager
     async def stream(self, path: str) -> AsyncIterator[AsyncIterator[tuple[str, Any]]]:
         """The server-sent events of a path, as pairs of name and data."""

@@ -219,3 +219,7 @@ def test_a_request_carries_an_object_or_nothing() -> None:
     for data in (b"[1]", b"{", b"[" * 100_000, b'{"state": NaN}', b'{"state": -Infinity}', b"\xff"):
         with pytest.raises(ConfigError, match="JSON object"):
             body_of(data)
+
+
+async def test_who_leaves_in_the_middle_of_a_request_is_no_defect(browser: Browser) -> None:
+    assert (await browser.leave("/api/executions/x/pause")).status == 400

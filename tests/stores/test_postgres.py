@@ -97,6 +97,17 @@ class TestPostgresStore(StoreConformance):
             statement = f'UPDATE "{self.schema}".definitions SET version = %s WHERE id = %s'
             connection.execute(statement.encode(), ("changed", id))
 
+    def test_what_no_name_can_be_finds_nothing(self, backend: StoreBackend) -> None:
+        created(backend, create("a"))
+        for query in (
+            Query(queue="\0"),
+            Query(workflows=frozenset({"\0"})),
+            Query(owner="\0"),
+            Query(parent_id="\ud800"),
+        ):
+            assert backend.find(query) == []
+            assert backend.count(query) == {}
+
 
 class TestPostgresStoreOnAPool(SaveContract, MessageContract):
     """An application's own pool, with its own habits: transactions by default, and only one connection."""

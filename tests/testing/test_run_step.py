@@ -29,6 +29,19 @@ async def test_a_state_comes_back_through_the_codec() -> None:
     assert run.directive is None
 
 
+async def test_a_state_whose_type_is_not_said_is_what_it_is() -> None:
+    """As an executor has it, where the step behind it says so."""
+
+    async def rest(state: Page) -> Sleep:
+        return Sleep(5, attrs.evolve(state, size=1))
+
+    async def silent(state: Page):
+        return attrs.evolve(state, size=1)
+
+    for step in (rest, silent):
+        assert (await run_step(step, Page("abc"))).state == Page("abc", 1)
+
+
 async def test_where_the_step_is_can_be_chosen() -> None:
     async def look(ctx: StepContext, state: dict[str, Any]) -> list[Any]:
         return [ctx.attempt, ctx.iteration, ctx.signal, ctx.timed_out, ctx.metadata, ctx.idempotency_key, ctx.workflow]

@@ -43,9 +43,10 @@ class Conditions:
         if query.states is not None:
             self._add("h.state = ANY(%(states)s)", "states", Texts([state.value for state in query.states]))
         if query.workflows is not None:
-            self._add("h.workflow = ANY(%(workflows)s)", "workflows", Texts(query.workflows))
+            names = [rows.clean(name) for name in query.workflows]
+            self._add("h.workflow = ANY(%(workflows)s)", "workflows", Texts(names))
         for name in ("queue", "owner", "parent_id"):
-            value = getattr(query, name)
+            value = rows.clean(getattr(query, name))
             if value is not None:
                 self._add(f"h.{name} = %({name})s", name, value)
         if query.owned is not None:
