@@ -134,7 +134,8 @@ class Claims:
             async with self.lock:
                 await executor.store.settled()  # what was asked for and left may be on its way still
                 query = Query(owner=executor.owner, states=UNFINISHED, limit=BATCH)
-                for stored in await executor.store.find_all(query):
+                owned = [stored async for stored in executor.store.find_all(query)]
+                for stored in owned:
                     if not executor.has(stored.definition.id):
                         await self._find_one(stored)
         except BaseException:
@@ -154,9 +155,9 @@ class Claims:
     async def set_aside(self, id: str, reason: str) -> None:
         """What was claimed and cannot be read is blocked by its head alone."""
         store, owner = self._executor.store, self._executor.owner
-        for stored in await store.find_all(Query(owner=owner, states=UNFINISHED, limit=BATCH)):
-            if stored.definition.id == id:
-                head = attrs.evolve(
-                    stored.head, state=State.BLOCKED, owner=None, reason=reason, revision=stored.head.revision + 1
-                )
-                await store.save(Save(id=id, head=head))
+        owned = store.find_all(Query(owner=owner, states=UNFINISHED, limit=BATCH))
+        for stored in [stored async for stored in owned if stored.definition.id == id]:
+            head = attrs.evolve(
+                stored.head, state=State.BLOCKED, owner=None, reason=reason, revision=stored.head.revision + 1
+            )
+            await store.save(Save(id=id, head=head))

@@ -109,7 +109,7 @@ class Gates:
     async def _note_all(self, known: frozenset[str]) -> None:
         """Before the first limit: what was stored without `note` must not be left out when queues are taken by name."""
         query = Query(states=UNFINISHED, limit=PAGE)
-        names = {stored.definition.queue for stored in await self._executor.store.find_all(query)}
+        names = {stored.definition.queue async for stored in self._executor.store.find_all(query)}
         for name in sorted(names - known):
             await self.note(name)
 
@@ -259,7 +259,7 @@ class Gates:
             return 0, attrs.evolve(gate, granted=())
         # Every page: the dead may have left so many that the living are not on the first.
         query = Query(queue=name, states=IN_STEPS, owned=True, limit=most + PAGE)
-        owners = {stored.definition.id: stored.head.owner for stored in await self._executor.store.find_all(query)}
+        owners = {stored.definition.id: stored.head.owner async for stored in self._executor.store.find_all(query)}
         coming = {mark: await self._owner_of(mark) for mark in gate.granted if mark[0] not in owners}
         self._granted &= {*gate.granted}
         alive = await self._alive()

@@ -182,7 +182,7 @@ def new_record(queue: str, limit: QueueLimit | None, now: float) -> Create:
 
 async def records(store: CheckpointStore) -> dict[str, Stored]:
     """The record of every queue, by its name."""
-    return {stored.definition.queue: stored for stored in await store.find_all(_RECORDS)}
+    return {stored.definition.queue: stored async for stored in store.find_all(_RECORDS)}
 
 
 _RECORDS = Query(workflows=frozenset({QUEUE_WORKFLOW}), limit=PAGE)

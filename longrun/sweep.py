@@ -39,6 +39,7 @@ class Sweeper:
         self.gates = Gates(executor, self.claims)
         self.dead = Dead(executor, self.claims, self.gates)
         self._timers: list[tuple[float, str]] = []
+        self._learn_at = -1.0
 
     async def resume_all(self) -> ResumeReport:
         """Take up every interrupted execution of a workflow known here; the report says what became of each."""
@@ -79,7 +80,7 @@ class Sweeper:
         if due is not None and (taken or due > now):
             moments.append(due)
         elif due is not None and self._executor.registry.by_name:
-            if await self.claims.learn():
+            if await self._learns():
                 return 0.0
             moments.append(now + HIDDEN)
         if self._timers:
@@ -87,6 +88,16 @@ class Sweeper:
         if self.gates.moment is not None:
             moments.append(self.gates.moment)
         return min([seconds, *(max(SHORTEST, moment - now) for moment in moments)])
+
+    async def _learns(self) -> bool:
+        """Whether what is due and was not taken here is of a kind that could be: looked for now and then, since it may
+        as well wait for room, or for somebody else, and so may many sweeps."""
+        now = self._executor.clock.monotonic()
+        if now < self._learn_at:
+            return False
+        learned = await self.claims.learn()
+        self._learn_at = -1.0 if learned else now + HIDDEN
+        return learned
 
     async def once(self) -> int:
         """Deliver messages to what is owned here, and take up what is due and free; how many were taken."""

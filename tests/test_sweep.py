@@ -502,6 +502,24 @@ async def test_a_list_of_steps_is_run_by_any_worker_that_knows_them(store: Memor
                 assert await run.result() == 3
 
 
+async def test_lists_of_steps_are_looked_for_now_and_then(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is due may wait for room in its queue while very many sweeps come by: each look is a page."""
+    looks = []
+
+    async def learn() -> bool:
+        looks.append(executor.clock.monotonic())
+        return len(looks) == 1
+
+    executor._sweeping.cancel()
+    monkeypatch.setattr(executor.sweeper.claims, "learn", learn)
+    monkeypatch.setattr(executor, "clock", ManualClock())
+    assert [await executor.sweeper._learns() for _ in range(5)] == [True, False, False, False, False]
+    assert len(looks) == 2
+    executor.clock.advance(HIDDEN)  # type: ignore[attr-defined]
+    await executor.sweeper._learns()
+    assert len(looks) == 3
+
+
 async def test_a_list_with_a_step_that_is_not_known_is_read_once(
     store: MemoryCheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ speak to a store through this class; a backend knows none of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -193,13 +193,14 @@ class CheckpointStore:
             return found
         return [stored for stored in found if stored.definition.workflow not in RECORDS]
 
-    async def find_all(self, query: Query) -> list[Stored]:
-        """Everything that matches, page after page."""
-        found: list[Stored] = []
+    async def find_all(self, query: Query) -> AsyncIterator[Stored]:
+        """Everything that matches, page after page. To be read to its end: on trio, who leaves it has to close it."""
         while page := await self.find(query):
-            found += page
+            for stored in page:
+                yield stored
+            if len(page) < query.limit:
+                return
             query = attrs.evolve(query, after=(page[-1].definition.created, page[-1].definition.id))
-        return found
 
     async def count(self, query: Query | None = None) -> dict[ExecutionState, int]:
         return await self._read(self._count, query or Query())

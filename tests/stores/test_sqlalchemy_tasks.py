@@ -22,7 +22,6 @@ from longrun.stores.store import CheckpointStore
 from longrun.stores.task import TaskBackend, TaskCheckpointStore, TaskRecord
 from longrun.testing import StoreConformance
 from longrun.testing.conformance_claim import ClaimContract
-from longrun.testing.conformance_messages import MessageContract
 from longrun.testing.conformance_names import PayloadContract
 from longrun.testing.conformance_shared import SharedContract
 from longrun.testing.conformance_write import SaveContract
@@ -48,7 +47,7 @@ class OnPostgres:
         return TaskCheckpointStore(SQLAlchemyTaskStore(self.url))
 
 
-class TestOnPostgres(OnPostgres, SaveContract, ClaimContract, MessageContract, SharedContract, PayloadContract):
+class TestOnPostgres(OnPostgres, SaveContract, ClaimContract, SharedContract, PayloadContract):
     """What depends on the database: fences, claims, several processes, bytes."""
 
 
