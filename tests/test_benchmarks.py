@@ -117,7 +117,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *drivers: str) -> None:
     ("arguments", "reason"),
     [
         ("--short J5 --store sqlite", "J5: on file alone in the short form"),
-        ("--short J6 J9", "J6, J9: not in the short form"),
+        ("--short J6 J9 --store file,sqlite", "J6, J9: not in the short form"),
         ("--short J5 J6 --store sqlite", "J5: on file alone in the short form; J6: not in the short form"),
         ("J9 --store file", "J9: on postgres, sqlite alone"),
     ],
