@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -113,6 +114,7 @@ def keep(asked: argparse.Namespace, rows: Sequence[Row], troubles: Sequence[Trou
 
 def main(arguments: Sequence[str] | None = None) -> int:
     asked = parse(arguments)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed is compiled once, not anew in every process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and children end with this process
     jobs = [job_of(name) for name in asked.jobs or MODULES]
     stores, missing = available(asked.store)

@@ -39,6 +39,8 @@ class Dead:
         self._found: frozenset[str] = frozenset()
         self._neighbours: list[Life] = []
         """Who lives on this machine, as of the last look."""
+        self.are_buried_later = False
+        """Whether the pass at start is under way, which takes what they had and buries them itself in the end."""
 
     async def owners(self) -> tuple[frozenset[str], frozenset[str]]:
         """Who lives, and who does not."""
@@ -63,7 +65,7 @@ class Dead:
             living = [owner for owner in owners if owner.id not in self._found]
             self._neighbours = lease.neighbours(living, but=self._executor.owner)
             self._look_at = now + self._executor.config.heartbeat_interval / 2
-            if self._found:
+            if self._found and not self.are_buried_later:
                 await self.bury(self._found)
         return self._found
 

@@ -44,6 +44,18 @@ class Startup:
     async def run(self) -> ResumeReport:
         """Take up every interrupted execution of a workflow known here; the report says what became of each."""
         await self._gates.look()
+        self._dead.are_buried_later = True
+        try:
+            await self._take_pages()
+        finally:
+            self._dead.are_buried_later = False
+        holders = await self._dead.holders()
+        alive, dead = await self._dead.owners()
+        await self._dead.bury(dead | holders - alive)
+        found = self._report
+        return ResumeReport(resumed=tuple(found.resumed), skipped=found.skipped, blocked=found.blocked)
+
+    async def _take_pages(self) -> None:
         query = Query(states=STARTUP_STATES, limit=BATCH)
         alive, dead = await self._dead.owners()
         while page := await self._executor.store.find(query):
@@ -59,11 +71,6 @@ class Startup:
                 elif stored.definition.id not in self._executor.runners:
                     self._report.skipped[stored.definition.id] = reason
             await self._take_all(wanted, dead)
-        holders = await self._dead.holders()
-        alive, dead = await self._dead.owners()
-        await self._dead.bury(dead | holders - alive)
-        found = self._report
-        return ResumeReport(resumed=tuple(found.resumed), skipped=found.skipped, blocked=found.blocked)
 
     async def _not_ours(self, stored: Stored, alive: frozenset[str], dead: frozenset[str]) -> str | None:
         """Why an execution is left as it is; None if it is to be taken up."""
@@ -89,9 +96,9 @@ class Startup:
 
     async def _take_all(self, wanted: list[Stored], dead: frozenset[str]) -> None:
         """Claim what was found, all together; if one of them cannot be read, one by one."""
-        ids = tuple(stored.definition.id for stored in wanted)
         dead = dead | {stored.head.owner for stored in wanted if stored.head.owner is not None}
-        async with self._claims.lock:
+        async with self._claims.lock:  # which the sweep had meanwhile, and may have taken some of them
+            ids = tuple([one.definition.id for one in wanted if one.definition.id not in self._executor.runners])
             try:
                 taken = await self._claims.take(ids, STARTUP_STATES, dead)
                 for loaded in taken:
@@ -100,17 +107,22 @@ class Startup:
                 for id in ids:
                     await self._take_one(id, dead | {self._executor.owner})
             else:
-                for id in set(ids) - {loaded.definition.id for loaded in taken}:
-                    await self._tell_unreadable(id)
+                await self._tell_unreadable(set(ids) - {loaded.definition.id for loaded in taken})
 
-    async def _tell_unreadable(self, id: str) -> None:
-        """A store gives nobody what it cannot read: it shows it as blocked, and loading it says why (I5)."""
-        try:
-            await self._executor.store.load(id)
-        except CodecError as error:
-            self._unreadable(id, error)
-        except ExecutionNotFoundError:
-            pass  # it was deleted meanwhile
+    async def _tell_unreadable(self, missing: set[str]) -> None:
+        """A store gives nobody what it cannot read: it shows it as blocked, and loading it says why (I5). Most of what
+        is missing was simply taken by somebody else, and there may be many of those."""
+        store = self._executor.store
+        if not missing:
+            return
+        blocked = store.find_all(Query(states=frozenset({State.BLOCKED}), limit=BATCH))
+        for id in [stored.definition.id async for stored in blocked if stored.definition.id in missing]:
+            try:
+                await store.load(id)
+            except CodecError as error:
+                self._unreadable(id, error)
+            except ExecutionNotFoundError:
+                pass  # it was deleted meanwhile
 
     async def _take_one(self, id: str, dead: frozenset[str]) -> None:
         if id in self._executor.runners:

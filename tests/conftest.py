@@ -59,7 +59,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     """A shell starts what runs in its background deaf to Ctrl-C, and every child would be so too. And until all tests
-    are collected nothing of them is garbage: looking for it would take half as long again."""
+    are collected nothing of them is garbage: looking for it would take half as long again. Nor shall every worker and
+    every child compile all over again what the last one compiled."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -107,6 +107,7 @@ def steps_text(steps: tuple[str, ...]) -> str:
     return json.dumps(steps, ensure_ascii=False, separators=(",", ":"))
 
 
+@lru_cache(16)
 def steps_from(text: str) -> tuple[str, ...]:
     return tuple(json.loads(text))
 

@@ -35,7 +35,8 @@ def give(connection: sqlite3.Connection, claim: Claim, now: float) -> tuple[list
             continue
         if found.assembled.damaged:
             repair(connection, found, now)
-        loaded = _owned(found.assembled, claim.owner)
+        loaded = found.assembled.loaded
+        _give_to(claim.owner, loaded.head)
         given.append(loaded)
         updates.append(_update(found, loaded.head, len(loaded.messages)))
     connection.executemany(sql.SAVE_HEAD, [head for head, _ in updates])
@@ -72,11 +73,11 @@ def set_aside_unreadable(connection: sqlite3.Connection, ids: list[str], now: fl
     return {one.id: one.key for one in found}
 
 
-def _owned(assembled: Assembled, owner: str) -> Loaded:
-    head = assembled.loaded.head
-    crashed = head.owner not in (None, owner) and head.state in _STARTED
-    head = attrs.evolve(head, fence=head.fence + 1, owner=owner, woken=False, crashes=head.crashes + crashed)
-    return attrs.evolve(assembled.loaded, head=head)
+def _give_to(owner: str, head: Head) -> None:
+    """Change a head that was only just read, and that nobody else has."""
+    head.crashes += head.owner not in (None, owner) and head.state in _STARTED
+    head.fence += 1
+    head.owner, head.woken = owner, False
 
 
 def _blocked(

@@ -37,7 +37,7 @@ class Found:
     last_message: int
     assembled: Assembled | CorruptDataError
     head: Head | None
-    """The head as stored, if it is readable: for what cannot be used and is shown all the same."""
+    """Of what cannot be used and is shown all the same: the head as stored, if that is readable."""
     raw_head: str | None = None
     """The head for the quarantine, if it is not."""
 
@@ -62,7 +62,8 @@ def load_all(connection: sqlite3.Connection, keys: Sequence[int]) -> list[Found]
         if one is not None:
             assembled = _assemble(connection, key, one)
             raw = quarantined(one.raw["head"]) if "head" in one.raw else None
-            head = rows.head_from(one.parts.head) if raw is None else None
+            unusable = isinstance(assembled, CorruptDataError)
+            head = rows.head_from(one.parts.head) if unusable and raw is None else None
             found.append(Found(key, one.parts.id, one.kept, one.last_message, assembled, head, raw))
     return found
 
