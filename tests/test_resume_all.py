@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 
 from longrun import (
     CorruptDataError,
     ExecutionBlockedError,
+    ExecutionState,
     Executor,
     ExecutorConfig,
     MemoryCheckpointStore,
@@ -26,6 +28,7 @@ from longrun import (
     StepRegistry,
 )
 from longrun.runner import Runner
+from longrun.startup import STARTUP_STATES
 from longrun.testing import ManualClock
 from tests.crashing import CrashableExecutor, crash
 
@@ -92,6 +95,42 @@ async def test_the_report_lists_what_was_resumed(store):
         assert again.resumed == ()
         for id in "abc":
             assert await (await executor.handle(id)).result() == 3
+
+
+@pytest.mark.parametrize("finished", [False, True])
+async def test_what_the_sweep_takes_before_the_pass_is_not_loaded_again(store, finished):
+    """They begin together. A thousand that are missing from a claim would be a thousand loads, one by one."""
+    program = await left(store, "a", "b", "c")
+    if not finished:
+        program.go = anyio.Event()
+    swept, loads = anyio.Event(), []
+    find, claim, load = store.find, store.claim, store.load
+
+    async def found_too_late(query):
+        page = await find(query)
+        if page and query.states == STARTUP_STATES:
+            await swept.wait()
+            while finished and (await executor.count()).get(ExecutionState.RUNNING):
+                await anyio.lowlevel.checkpoint()
+        return page
+
+    async def claimed(asked):
+        given = await claim(asked)
+        if asked.ids is None and given:
+            swept.set()
+        return given
+
+    async def loaded(id):
+        loads.append(id)
+        return await load(id)
+
+    store.find, store.claim, store.load = found_too_late, claimed, loaded
+    executor = Executor(program.registry, store=store)
+    async with executor:
+        assert loads == []
+        program.go.set()
+        await executor.wait_idle()
+        assert await executor.count() == {"completed": 3}
 
 
 async def test_what_another_living_executor_runs_is_left_alone(store):

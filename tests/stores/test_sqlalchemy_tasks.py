@@ -1,4 +1,7 @@
-"""`SQLAlchemyTaskStore`: the ready bridge, on a real SQLite file and a real PostgreSQL."""
+"""`SQLAlchemyTaskStore`: the ready bridge, on a real SQLite file and a real PostgreSQL.
+
+The contract of all stores on PostgreSQL: `tests/campaign/test_sqlalchemy_postgres.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,6 @@ from longrun.stores.sqlalchemy_tasks import SQLAlchemyTaskStore
 from longrun.stores.store import CheckpointStore
 from longrun.stores.task import TaskBackend, TaskCheckpointStore, TaskRecord
 from longrun.testing import StoreConformance
-from longrun.testing.conformance_claim import ClaimContract
-from longrun.testing.conformance_names import PayloadContract
-from longrun.testing.conformance_shared import SharedContract
-from longrun.testing.conformance_write import SaveContract
 from longrun.testing.samples import claim, create, owned, step
 from tests.servers import PostgresServer
 
@@ -36,24 +35,6 @@ class TestOnSQLite(StoreConformance):
 
     def make_store(self) -> CheckpointStore:
         return TaskCheckpointStore(SQLAlchemyTaskStore(self.url))
-
-
-class OnPostgres:
-    @pytest.fixture(autouse=True)
-    def place(self, postgres_url: str) -> None:
-        self.url = postgres_url
-
-    def make_store(self) -> CheckpointStore:
-        return TaskCheckpointStore(SQLAlchemyTaskStore(self.url))
-
-
-class TestOnPostgres(OnPostgres, SaveContract, ClaimContract, SharedContract, PayloadContract):
-    """What depends on the database: fences, claims, several processes, bytes."""
-
-
-@pytest.mark.thorough
-class TestAllOnPostgres(OnPostgres, StoreConformance):
-    pass
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

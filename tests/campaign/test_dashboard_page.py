@@ -153,6 +153,12 @@ class Visit:
 
 
 @pytest.fixture
+async def store() -> AsyncIterator[CheckpointStore]:
+    async with MemoryCheckpointStore() as store:
+        yield store
+
+
+@pytest.fixture
 async def served(server: Served, store: CheckpointStore) -> AsyncIterator[Served]:
     async with create_app(store, token=TOKEN, allow_control=True) as server.app:
         yield server
