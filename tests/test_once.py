@@ -26,6 +26,7 @@ from longrun import (
     Repeat,
     StepContext,
     SyncStepContext,
+    open_store,
 )
 from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, registry_of, run, stored
 
@@ -233,7 +234,7 @@ async def test_half_characters_may_be_in_a_key(tmp_path):
     assert calls == [0, 1, 2, 3]
 
 
-async def test_long_keys_and_such_with_a_nul_are_kept_everywhere(postgres_url):
+async def test_long_keys_and_such_with_a_nul_are_kept_everywhere(postgres_server, postgres_schema):
     """An index has room for so much, and a text of PostgreSQL holds no NUL: the call would be made at every start."""
     calls: list[Any] = []
     random = Random(1)
@@ -248,7 +249,8 @@ async def test_long_keys_and_such_with_a_nul_are_kept_everywhere(postgres_url):
         if ctx.attempt == 1:
             raise ValueError
 
-    await run(registry_of(step, retry=AT_ONCE), postgres_url, config=NEVER)
+    store = open_store(postgres_server.url, schema=postgres_schema)
+    await run(registry_of(step, retry=AT_ONCE), store, config=NEVER)
     assert sorted(calls) == sorted([*range(5), *range(5)])
 
 
