@@ -59,7 +59,7 @@ async def read_items(name: str, items: Iterable[Any] | AsyncIterable[Any]) -> li
     return list(items)
 
 
-class Gate:
+class MeetingPoint:
     """Where the branches of a map stop together: a pause takes effect when the last of them has come to a point."""
 
     def __init__(self, port: Port, obey: Obey) -> None:
@@ -109,7 +109,7 @@ class Branches:
 
     def __init__(self, group: Group, port: Port, obey: Obey, name: str, items: list[Any], result_type: Any) -> None:
         self._ledger, self._port, self._name = group.ledger, port, name
-        self.gate = Gate(port, obey)
+        self.meeting = MeetingPoint(port, obey)
         self._items = items
         self._type = result_type
         self._key = group.claim("map", name)
@@ -157,7 +157,7 @@ class Branches:
         """Run what is missing, `limit` at a time; the results in the items' order."""
         todo = deque([n for n, result in enumerate(self._results) if result is MISSING])
         workers = min(limit, len(todo))
-        self.gate.enter(workers)
+        self.meeting.enter(workers)
         try:
             async with anyio.create_task_group() as tasks:
                 for _ in range(workers):
@@ -178,8 +178,8 @@ class Branches:
                 scope.cancel()
                 return
             if todo and self._port.attention:
-                await self.gate.obey()
-        await self.gate.leave()
+                await self.meeting.obey()
+        await self.meeting.leave()
 
     async def _branch(self, n: int, call: Call) -> None:
         prefix = f"{self._key}/{n}/"

@@ -17,7 +17,7 @@ from longrun import codec
 from longrun.branches import Branches, check_limits, read_items, result_type
 from longrun.errors import StepMisuseError
 from longrun.handle import BlockingHandle
-from longrun.items import LOOK_EVERY, Each, Loop, Obey, SyncEach, refuse_async, refuse_set
+from longrun.items import LOOK_EVERY, Each, ItemLoop, Obey, SyncEach, refuse_async, refuse_set
 from longrun.ledger import Group, Ledger, Scope
 from longrun.logging import user_logger
 from longrun.port import Port, StepInfo
@@ -141,7 +141,7 @@ class StepContext(_Context):
     def each(self, name: str, items: Iterable[T] | AsyncIterable[T], *, every: int | None = None) -> Each[T]:
         """A durable cursor: `async for page in ctx.each("pages", pages)` goes on behind the last saved item."""
         self._port.check()
-        return Each(Loop(self._group, self._port, self._obey, name, items, every), items)
+        return Each(ItemLoop(self._group, self._port, self._obey, name, items, every), items)
 
     async def once(self, key: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` and keep its result, durable before it is returned; never called again in this visit."""
@@ -183,7 +183,7 @@ class StepContext(_Context):
         async def call(prefix: str, item: Any) -> Any:
             if not two:
                 return await self._call(function, item)
-            branch = StepContext(self._info, self._port, self._group.ledger.group(prefix), branches.gate.obey)
+            branch = StepContext(self._info, self._port, self._group.ledger.group(prefix), branches.meeting.obey)
             return await self._call(function, branch if in_loop else SyncStepContext.of(branch), item)
 
         return await branches.run(call, limit, tolerate)
@@ -226,7 +226,7 @@ class SyncStepContext(_Context):
         """A durable cursor: `for item in ctx.each("pages", pages)`."""
         self._port.check(blocking=True)
         refuse_async(name, items)
-        return SyncEach(Loop(self._group, self._port, self._obey, name, items, every), items)
+        return SyncEach(ItemLoop(self._group, self._port, self._obey, name, items, every), items)
 
     def once(self, key: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` in this thread (an async one in the loop) and keep its result, durable before it is returned;

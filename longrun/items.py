@@ -1,4 +1,4 @@
-"""Durable cursors: `ctx.each` as an async and as a plain iterator over the same `Loop`.
+"""Durable cursors: `ctx.each` as an async and as a plain iterator over the same `ItemLoop`.
 
 Place in the life of an execution: run a step. Between saves an item costs a microsecond or two: its end is noted in
 the ledger, and every few milliseconds the loop looks up: shows how far it is, hands over a save that is due (without
@@ -27,7 +27,7 @@ BUILT_IN = (list, tuple, range, str, bytes)
 Obey = Callable[[], Awaitable[None]]
 
 
-class Loop:
+class ItemLoop:
     """The bookkeeping of one `each`: begins and ends items in the ledger, and says when a point is due."""
 
     def __init__(self, group: Group, port: Port, obey: Obey, name: str, items: Any, every: int | None) -> None:
@@ -119,7 +119,7 @@ class Loop:
 class Each(Generic[T]):
     """What `async for` reads."""
 
-    def __init__(self, loop: Loop, items: Iterable[T] | AsyncIterable[T]) -> None:
+    def __init__(self, loop: ItemLoop, items: Iterable[T] | AsyncIterable[T]) -> None:
         self._loop = loop
         self._source: AsyncIterable[T] | None = None
         self._items: Iterable[T] = ()
@@ -182,7 +182,7 @@ class Each(Generic[T]):
 class SyncEach(Generic[T]):
     """What `for` reads in a step thread or a child process."""
 
-    def __init__(self, loop: Loop, items: Iterable[T]) -> None:
+    def __init__(self, loop: ItemLoop, items: Iterable[T]) -> None:
         self._loop = loop
         self._items = items
         self._next: Iterator[T] | None = None
@@ -214,7 +214,7 @@ class SyncEach(Generic[T]):
         def __aiter__(self) -> AsyncIterator[T]:
             raise StepMisuseError(f"this step is a plain function: write `for … in ctx.each({self._loop.name!r}, …)`")
 
-    def _point(self, loop: Loop) -> None:
+    def _point(self, loop: ItemLoop) -> None:
         if loop.waits:
             loop.port.call_from_thread(loop.point, lasting=loop.port.attention)
         else:
@@ -241,7 +241,7 @@ def refuse_async(name: str, items: Any) -> None:
         raise StepMisuseError(f"the items of {name!r} are an async iterable; a plain step needs a plain one")
 
 
-def skip(loop: Loop, items: Iterable[T]) -> Iterator[T]:
+def skip(loop: ItemLoop, items: Iterable[T]) -> Iterator[T]:
     """An iterator over what is left behind the cursor."""
     done = loop.cursor.n
     if isinstance(items, Sequence) and not isinstance(items, BUILT_IN):

@@ -47,7 +47,7 @@ def stream(store: CheckpointStore, look: Look, now: Callable[[], Any]) -> Stream
 
 async def changes(store: CheckpointStore, look: Look, now: Callable[[], Any]) -> AsyncGenerator[ServerSentEvent, None]:
     """An event whenever what `look` gives is another than before; `problem` while the store does not answer."""
-    bell = Bell()
+    bell = Doorbell()
     unwatch = store.watch(bell.ring)
     try:
         told = ""
@@ -76,7 +76,7 @@ async def _look(look: Look) -> tuple[str, str]:
         return "problem", to_json({"error": str(error), "kind": type(error).__name__})
 
 
-class Bell:
+class Doorbell:
     """Rung by the store's watcher when somebody else may have changed something."""
 
     def __init__(self) -> None:

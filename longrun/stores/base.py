@@ -25,6 +25,9 @@ from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Store
 Answer = bool | int | None | LongrunError
 """What `commit` says of one write: Create → bool, Save → None, Send → int; a refusal is the error, returned."""
 
+KEYS_REMEMBERED = 1024
+"""Of the keys of messages that were taken, so many of each execution, the newest, are known again when they come."""
+
 
 class StoreBackend(abc.ABC):
     """Keeps executions. Every method states its whole contract; the memory backend is its readable form."""

@@ -315,7 +315,7 @@ class _Parts:
         self.catalog = Catalog(place)
         self.finished = Finished(place)
         self.writes = Writes(place, self.catalog, self.finished)
-        self.claims = Claims(self.writes.journals, self.writes.crew, clock)
+        self.claims = Claims(self.writes.journals, self.writes.pool, clock)
 
 
 class _Guarded:

@@ -30,12 +30,10 @@ from longrun.stored import (
     Write,
     named,
 )
-from longrun.stores.base import Answer, StoreBackend
+from longrun.stores.base import KEYS_REMEMBERED, Answer, StoreBackend
 from longrun.stores.choice import is_free, is_wanted, matches
 from longrun.stores.rows import wake_at
 from longrun.stores.store import CheckpointStore
-
-KEYS_REMEMBERED = 1024
 
 
 @define

@@ -114,7 +114,7 @@ def cursor_off_by_one() -> None:
 )
 def every_item_not_waited_for() -> None:
     """`every=1` hands each item over and does not wait until it is durable."""
-    edit("longrun.items", "Loop.point", "await port.durable()", "port.hand_over()")
+    edit("longrun.items", "ItemLoop.point", "await port.durable()", "port.hand_over()")
 
 
 @bug("once-stored-before-the-call", "tests/test_once.py::test_a_crash_during_the_call_calls_it_again")

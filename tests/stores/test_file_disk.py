@@ -16,8 +16,8 @@ import pytest
 from longrun.errors import LeaseLostError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import Query, Write
-from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import Disk
+from longrun.stores._file.syncing import SyncPool
 from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import change, claim, create, owned, send, step
@@ -638,7 +638,7 @@ def test_a_defect_between_write_and_sync_makes_no_later_try_durable(
 ) -> None:
     """I10: what was written then is not taken for synced when it is compared with the same saves."""
 
-    def defect(crew: Crew, fds: Sequence[int]) -> list[OSError | None]:
+    def defect(pool: SyncPool, fds: Sequence[int]) -> list[OSError | None]:
         raise MemoryError
 
     news = [owned("a"), owned("b")]
@@ -646,7 +646,7 @@ def test_a_defect_between_write_and_sync_makes_no_later_try_durable(
     saves = [step(new.id, new.head) for new in news]
     before = inodes(path)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(Crew, "sync", defect)
+        patch.setattr(SyncPool, "sync", defect)
         backend.commit(saves)
     disk.synced.clear()
     done(backend, *saves)
@@ -658,7 +658,7 @@ def test_a_defect_between_write_and_sync_makes_no_later_try_durable(
 
 
 class HeldUp(Disk):
-    """A helper's rename waits until the caller of the crew comes to its own."""
+    """A helper's rename waits until the caller of the pool comes to its own."""
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
@@ -677,7 +677,7 @@ class HeldUp(Disk):
 
 
 def only_one_helper(patch: pytest.MonkeyPatch) -> list[str]:
-    """Let one thread of a crew be started, and no more; the names of those that were asked for."""
+    """Let one thread of a pool be started, and no more; the names of those that were asked for."""
     start, asked = threading.Thread.start, list[str]()
 
     def counted(thread: threading.Thread) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from longrun.errors import StoreUnavailableError
 from longrun.stores._file import queue
-from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import Disk
 from longrun.stores._file.queue import QueueDisk
+from longrun.stores._file.syncing import SyncPool
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import owned, step
 from tests.stores.file_tools import created, loaded, opened
@@ -101,11 +101,11 @@ def test_a_signal_ends_no_wait(kernel: Kernel) -> None:
 
 def test_many_files_go_to_the_kernel_in_several_goes(kernel: Kernel) -> None:
     kernel.results = {3: -errno.EIO, 700: -errno.EIO}
-    crew = Crew(QueueDisk())
-    answers = crew.sync(range(1000))
+    pool = SyncPool(QueueDisk())
+    answers = pool.sync(range(1000))
     assert [n for n, answer in enumerate(answers) if answer is not None] == [3, 700]
     assert kernel.asked == list(range(1000))
-    crew.close()
+    pool.close()
 
 
 def test_what_the_kernel_does_not_take_is_left_to_others(kernel: Kernel) -> None:
@@ -148,9 +148,9 @@ def test_a_wait_that_fails_leaves_all_in_doubt(kernel: Kernel) -> None:
     """I10: nobody knows what became of them, and what the queue says of them later is not taken for others' answer."""
     kernel.waits = [errno.EINVAL]
     disk = QueueDisk()
-    crew = Crew(disk)
-    assert codes(crew.sync([10, 11])) == [errno.EINVAL, errno.EINVAL]
-    crew.close()
+    pool = SyncPool(disk)
+    assert codes(pool.sync([10, 11])) == [errno.EINVAL, errno.EINVAL]
+    pool.close()
     assert disk.sync_all([12, 13]) == []
     assert kernel.asked == [10, 11]
 
@@ -180,20 +180,20 @@ def threads() -> Threads:
 
 
 @pytest.fixture
-def crew(threads: Threads) -> Iterator[Crew]:
-    made = Crew(threads)
+def pool(threads: Threads) -> Iterator[SyncPool]:
+    made = SyncPool(threads)
     yield made
     made.close()
 
 
-def test_threads_sync_the_rest(crew: Crew, threads: Threads) -> None:
-    assert codes(crew.sync([10, 11, 12, 13, 14])) == [None, errno.EIO, None, errno.ENOSPC, None]
+def test_threads_sync_the_rest(pool: SyncPool, threads: Threads) -> None:
+    assert codes(pool.sync([10, 11, 12, 13, 14])) == [None, errno.EIO, None, errno.ENOSPC, None]
     assert (threads.together, sorted(threads.alone)) == ([10, 11], [12, 13, 14])
 
 
-def test_a_single_file_needs_no_queue_and_no_thread(crew: Crew, threads: Threads) -> None:
-    assert codes(crew.sync([13])) == [errno.ENOSPC]
-    assert codes(crew.sync([])) == []
+def test_a_single_file_needs_no_queue_and_no_thread(pool: SyncPool, threads: Threads) -> None:
+    assert codes(pool.sync([13])) == [errno.ENOSPC]
+    assert codes(pool.sync([])) == []
     assert threads.together == []
 
 
@@ -226,9 +226,9 @@ def test_the_kernel_syncs_files_only(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     with (tmp_path / "file").open("wb") as file:
         assert disk.sync_all([file.fileno(), reading]) == [None]
-        crew = Crew(disk)
-        assert codes(crew.sync([file.fileno(), reading, file.fileno()])) == [None, errno.EINVAL, None]
-        crew.close()
+        pool = SyncPool(disk)
+        assert codes(pool.sync([file.fileno(), reading, file.fileno()])) == [None, errno.EINVAL, None]
+        pool.close()
     os.close(reading)
     os.close(writing)
 

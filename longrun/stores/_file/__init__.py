@@ -4,7 +4,7 @@ Place in the life of an execution: claim, checkpoint, finish. Each module import
 
     disk      every system call, in one seam
     queue     many syncs in one call, where the kernel has it
-    crew      threads that wait for the disk
+    syncing   threads that wait for the disk
     lines     one JSON line with its checksum and identity
     forms     records as plain JSON, and back
     place     the directory: names, marker, bell, locks, quarantine

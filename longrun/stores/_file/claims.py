@@ -26,7 +26,6 @@ from longrun.stores._file.contents import (
     snapshot_lines,
     woken_head,
 )
-from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import UnopenableError, UnreadableFileError, close_all, write_all
 from longrun.stores._file.done import read_done
 from longrun.stores._file.entries import rank
@@ -38,6 +37,7 @@ from longrun.stores._file.lines import Identity
 from longrun.stores._file.mine import Journals
 from longrun.stores._file.place import journal_name
 from longrun.stores._file.reading import Spot, locate, read_spot, with_next_step
+from longrun.stores._file.syncing import SyncPool
 from longrun.stores.choice import is_free, is_wanted
 
 ROWS_CARRIED = 100
@@ -69,8 +69,8 @@ Made = tuple[str, int, int]
 class Claims:
     """Gives executions to owners."""
 
-    def __init__(self, journals: Journals, crew: Crew, clock: Clock) -> None:
-        self._journals, self._crew, self._clock = journals, crew, clock
+    def __init__(self, journals: Journals, pool: SyncPool, clock: Clock) -> None:
+        self._journals, self._pool, self._clock = journals, pool, clock
         self._place, self._catalog = journals.place, journals.catalog
 
     def claim(self, claim: Claim) -> list[Loaded]:
@@ -126,7 +126,7 @@ class Claims:
                     one = self._take(entry, claim)
                     if one is not None:
                         taken.append(one)
-            errors = self._crew.sync([one.journal.fd for one in taken])
+            errors = self._pool.sync([one.journal.fd for one in taken])
             if taken:
                 self._place.live.sync()
         except BaseException:

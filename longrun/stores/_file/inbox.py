@@ -18,8 +18,8 @@ from longrun.stores._file.disk import Folder, UnopenableError, UnreadableFileErr
 from longrun.stores._file.forms import message_form, message_from
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, Line, fits, pack, unpack
 from longrun.stores._file.place import Place, done_inbox_name, unavailable
+from longrun.stores.base import KEYS_REMEMBERED
 
-KEYS_REMEMBERED = 1024
 COMPACT_OVER = 1 << 15
 
 

@@ -23,12 +23,12 @@ from longrun.errors import (
 from longrun.stored import Head, Save
 from longrun.stores._file import inbox
 from longrun.stores._file.contents import CLEARED, Mail, save_lines
-from longrun.stores._file.crew import Crew
 from longrun.stores._file.disk import UnreadableFileError
 from longrun.stores._file.journal import Journal, failed
 from longrun.stores._file.mine import Journals
 from longrun.stores._file.place import KIND
 from longrun.stores._file.reading import locate
+from longrun.stores._file.syncing import SyncPool
 from longrun.stores._file.tidying import Janitor
 from longrun.stores.base import Answer
 
@@ -117,8 +117,8 @@ class _Append:
 class Saves:
     """Writes the saves of a batch to the journals that this process owns."""
 
-    def __init__(self, journals: Journals, crew: Crew, janitor: Janitor) -> None:
-        self._journals, self._crew, self._janitor = journals, crew, janitor
+    def __init__(self, journals: Journals, pool: SyncPool, janitor: Janitor) -> None:
+        self._journals, self._pool, self._janitor = journals, pool, janitor
         self._place, self._catalog = journals.place, journals.catalog
         self._grown: dict[str, Journal] = {}
 
@@ -214,7 +214,7 @@ class Saves:
         """Write everything, sync everything, and only then look whether the journals are still ours."""
         now = time.monotonic()
         if bad := [append for append in chunk if append.journal.bad]:
-            self._crew.run(_Append.mend, bad)
+            self._pool.run(_Append.mend, bad)
         try:
             for append in chunk:
                 if append.error is None:
@@ -231,7 +231,7 @@ class Saves:
 
     def _sync(self, written: list[_Append]) -> None:
         """A journal for which that fails is bad, and never synced again."""
-        errors = self._crew.sync([append.journal.fd for append in written])
+        errors = self._pool.sync([append.journal.fd for append in written])
         for append, error in zip(written, errors, strict=True):
             if error is not None:
                 append.journal.bad = True
@@ -307,7 +307,7 @@ class Saves:
         if not self._grown:
             return
         grown = [self._grown.popitem()[1] for _ in range(min(COMPACT_AT_ONCE, len(self._grown)))]
-        self._crew.run(_try_to_compact, [journal for journal in grown if journal.fd >= 0 and not journal.bad])
+        self._pool.run(_try_to_compact, [journal for journal in grown if journal.fd >= 0 and not journal.bad])
 
 
 def _box(journal: Journal) -> inbox.Box:

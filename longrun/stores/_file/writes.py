@@ -1,7 +1,7 @@
 """A batch of writes: creations, saves and messages, each made durable before it is acknowledged.
 
 Place in the life of an execution: start, checkpoint, finish. All of it runs in the store's writer thread; only the
-waiting for the disk is spread over the crew.
+waiting for the disk is spread over a pool of threads.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from longrun.stored import Create, Save, Send
 from longrun.stores._file import inbox
 from longrun.stores._file.births import Birth, Post
 from longrun.stores._file.catalog import Catalog
-from longrun.stores._file.crew import Crew
 from longrun.stores._file.done import Finished
 from longrun.stores._file.journal import failed, remove_locked
 from longrun.stores._file.mine import Journals
 from longrun.stores._file.place import Place, done_name, journal_name, stem_of
 from longrun.stores._file.reading import locate
 from longrun.stores._file.saves import Saves
+from longrun.stores._file.syncing import SyncPool
 from longrun.stores._file.tidying import Janitor
 from longrun.stores.base import Answer
 
@@ -33,16 +33,16 @@ class Writes:
 
     def __init__(self, place: Place, catalog: Catalog, finished: Finished) -> None:
         self.place, self.catalog, self.finished = place, catalog, finished
-        self.crew = Crew(place.disk)
+        self.pool = SyncPool(place.disk)
         self.journals = Journals(place, catalog, finished)
         self.janitor = Janitor(place, catalog, finished)
-        self._saves = Saves(self.journals, self.crew, self.janitor)
+        self._saves = Saves(self.journals, self.pool, self.janitor)
 
     def close(self) -> None:
         self.janitor.tidy()
         self.journals.close()
         self.janitor.close()
-        self.crew.close()
+        self.pool.close()
 
     def save(self, batch: Sequence[tuple[int, Save]], answers: Answers) -> None:
         self._saves.save(batch, answers)
@@ -78,7 +78,7 @@ class Writes:
             for birth in births:
                 birth.write(self.place)
             written = [birth for birth in births if birth.error is None]
-            for birth, error in zip(written, self.crew.sync([birth.fd for birth in written]), strict=True):
+            for birth, error in zip(written, self.pool.sync([birth.fd for birth in written]), strict=True):
                 if error is not None:
                     birth.fail(self.place, error)
             with self.place.locked(shared=True):
@@ -104,7 +104,7 @@ class Writes:
             by_id.setdefault(send.id, []).append((place, send))
         with self.place.locked(shared=True):
             posts = [post for id, sends in by_id.items() if (post := self._address(id, sends, answers)) is not None]
-            self.crew.run(lambda post: post.deliver(self.place), posts)
+            self.pool.run(lambda post: post.deliver(self.place), posts)
             self.place.sync_names(*[post.box.folder for post in posts if post.new])
         for post in posts:
             for (where, _), answer in zip(post.sends, post.answers, strict=True):

@@ -15,10 +15,8 @@ from longrun.stores import rows
 from longrun.stores._postgres.arrays import Blobs, Column, Floats, Ints, Texts, columns
 from longrun.stores._postgres.links import Connection
 from longrun.stores._postgres.queries import Queries
-from longrun.stores.base import Answer
+from longrun.stores.base import KEYS_REMEMBERED, Answer
 
-KEYS_REMEMBERED = 1024
-"""Keys of taken messages that an execution remembers."""
 TOKENS_REMEMBERED = 64
 
 _NAMES = ("execution", *rows.MESSAGE_COLUMNS, "crc", "token")

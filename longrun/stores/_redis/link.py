@@ -21,6 +21,7 @@ from attrs import Attribute, field, frozen
 
 from longrun.errors import ConfigError, MissingExtraError, StoreError, StoreSettingsError, StoreUnavailableError
 from longrun.stores._redis.address import check_parameters
+from longrun.stores.base import KEYS_REMEMBERED
 from longrun.stores.store import READERS
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def script(name: str) -> tuple[str, str]:
     """A script of this package with what all of them share before it, and its SHA-1."""
     directory = importlib.resources.files("longrun.stores") / "lua"
     parts = ("steps", "common", name) if name == "commit" else ("common", name)
-    text = "".join([(directory / f"{part}.lua").read_text("utf-8") for part in parts])
+    texts = [(directory / f"{part}.lua").read_text("utf-8") for part in parts]
+    text = "".join([f"local KEYS_REMEMBERED = {KEYS_REMEMBERED}\n", *texts])
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -28,11 +28,10 @@ from longrun.stores._sqlite import sql
 from longrun.stores._sqlite.file import KIND
 from longrun.stores._sqlite.ready import UNSTORABLE, Part, Ready, ReadyCreate, ReadySave, Unfit
 from longrun.stores.assemble import fits
-from longrun.stores.base import Answer
+from longrun.stores.base import KEYS_REMEMBERED, Answer
 
 GROUPS = (256, 64, 16, 4, 1)
 """How many rows are inserted by one statement: few different sizes, so that the statements are prepared once."""
-KEYS_REMEMBERED = 1024
 ROWS_REMEMBERED = 50_000
 ENDED = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
 _FINISHED = frozenset(state.value for state in ExecutionState if state.finished)

@@ -28,9 +28,8 @@ from longrun.records import ExecutionState
 from longrun.stored import Boundary, Claim, Create, Definition, Head, Loaded, Message, Save, Send, named
 from longrun.stores._task import lines
 from longrun.stores._task.records import KIND
-from longrun.stores.base import Answer
+from longrun.stores.base import KEYS_REMEMBERED, Answer
 
-KEYS_REMEMBERED = 1024
 ROWS_INSIDE = 96
 """With more rows than this, a document gives some away."""
 ROWS_A_PAGE = 64

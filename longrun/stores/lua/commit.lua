@@ -4,9 +4,8 @@
 -- ARGV: name of the caller, number of the call or "" (only saves: they are comparisons), milliseconds that what is
 -- finished is kept or "", and the writes as one MessagePack list of strings (one argument costs a tenth of thousands):
 -- kind, number of arguments, arguments, and so on. Below, ARGV is that list: `steps.lua`, which stands before this text,
--- unpacked it, and did the plain steps at its front.
+-- unpacked it, and did the plain steps at its front. KEYS_REMEMBERED stands at the very top.
 
-local KEYS_REMEMBERED = 1024
 local notable = false
 
 local function strip(id, from)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 SIZE = 16
 
 
-class Crew:
+class SyncPool:
     """The caller works too; for a single item no thread is needed at all."""
 
     def __init__(self, disk: Disk) -> None:
