@@ -6,14 +6,12 @@ Place in the life of an execution: claim, run, leave. `Executor` and `Worker` ar
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import anyio
-import attrs
 
 from longrun.attempt import Engine, LoopEngine, ThreadEngine
 from longrun.book import MISSING, Book
@@ -22,6 +20,7 @@ from longrun.cleaning import clear_executions, clear_lock_files
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.control import Obedience, put_aside
 from longrun.control_room import Ended, inside, refuse_inside
+from longrun.drain import LAST_WORDS, Drain
 from longrun.errors import ConfigError, LeaseLostError, LongrunError, StepMisuseError
 from longrun.events import EventType, ExecutionEvent, Listener
 from longrun.lease import LeaseKeeper, check_ownership
@@ -35,16 +34,12 @@ from longrun.runner import Runner
 from longrun.seat import SUSPECT
 from longrun.shelter import Shelter
 from longrun.starting import Starting
-from longrun.stored import Head, Loaded, Message, Query, Save
+from longrun.stored import Head, Loaded, Message, Query
 from longrun.stores.store import CheckpointStore
 from longrun.sweep import Sweeper
 from longrun.threads import StepThreads
 
 State = ExecutionState
-SOON = 1.0
-"""A drain that takes longer is worth a line in the log."""
-LAST_WORDS = 5.0
-"""How long a step may take to unwind after it was cancelled before it is reported."""
 AT_ONCE = 0.05
 """How long an order waits for the next point of a step before it is stored: it must survive a crash in the meantime."""
 RESTING = frozenset({State.PAUSED, State.WAITING, State.INITIALIZED})
@@ -86,12 +81,11 @@ class Crew(Starting):
         """What was claimed with a count of crashes that makes it a suspect, and has not been heard yet."""
         self.sweeper = Sweeper(self, self.swept_states)
         self.stirred = anyio.Event()
-        self._emptied = Bell()
-        self._patience: anyio.CancelScope | None = None
-        self._deadline: float | None = None
+        self.emptied = Bell()
+        """Rung when the last runner has ended; then it is another one."""
+        self._drain = Drain(self)
         self._shelter = Shelter(self._ctrl_c)
-        self._signed_on = self._hurried = self._is_drained = False
-        self._drain = anyio.Lock()
+        self._signed_on = False
 
     @property
     def alive(self) -> bool:
@@ -161,65 +155,25 @@ class Crew(Starting):
 
     async def drain(self) -> None:
         """Let running steps come to a point, then cancel them. Nothing of this is stored as cancelled."""
-        async with self._drain:  # whoever comes second waits for the first, and takes over if that was cancelled
-            if not self._is_drained:
-                await self._drain_all()
-                self._is_drained = True
-
-    async def _drain_all(self) -> None:
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self.config.drain_timeout
-        self.draining = True
-        self._sweeping.cancel()
-        for runner in list(self.runners.values()):
-            runner.drain()
-        await self._drained()
-        await self.sweeper.claims.settle(LAST_WORDS)
-        await self.cut_short()
-        with anyio.move_on_after(LAST_WORDS):  # a store that does not answer: the end of the lock frees them
-            for id, head in list(self.resting.items()):
-                await self._release(id, head)
-
-    async def _drained(self) -> None:
-        """Give steps their time; whoever sits before the terminal hears why the program does not end at once."""
-        patience = self.shutdown_left() or 0.0
-        soon = min(SOON, patience)
-        left = patience - soon
-        if await self._until_empty(soon) or self._hurried or left <= 0:
-            return
-        self.log.warning("executor.draining", executions=len(self.runners), seconds_left=left)
-        await self._until_empty(left)
+        await self._drain.run()
 
     async def cut_short(self) -> None:
         """Stop what still runs, at once, and wait for a moment until it has been given back."""
-        for runner in list(self.runners.values()):
-            runner.interrupt()
-        if not await self._until_empty(LAST_WORDS):
-            for runner in self.runners.values():
-                stuck = "step.does_not_stop" if runner.in_step else "store.does_not_answer"
-                self.log.error(stuck, execution=runner.id, step=runner.book.step_name)
+        await self._drain.cut_short()
+
+    def hurry(self) -> None:
+        """Wait no longer for steps that are being drained."""
+        self._drain.hurry()
+
+    def shutdown_left(self) -> float | None:
+        return self._drain.left()
 
     def _ctrl_c(self) -> None:
         if self.draining:
             self.hurry()
 
-    def hurry(self) -> None:
-        """Wait no longer for steps that are being drained."""
-        self._hurried = True
-        if self._patience is not None:
-            self._patience.cancel()
-
-    async def _until_empty(self, seconds: float) -> bool:
-        with anyio.move_on_after(seconds) as self._patience:
-            while self.runners or self.starting:
-                await self._emptied.wait()
-        return not self.runners
-
-    async def _release(self, id: str, head: Head) -> None:
-        try:
-            await self.store.save(Save(id=id, head=attrs.evolve(head, owner=None, revision=head.revision + 1)))
-        except LongrunError as error:  # taken by somebody else, or the store is away: the end of the lock frees it
-            self.log.warning("execution.not_released", execution=id, problem=str(error))
+    def stop_sweeping(self) -> None:
+        self._sweeping.cancel()
 
     async def give_back(self) -> None:
         """Give the lease back and end everything that is not a task."""
@@ -258,7 +212,7 @@ class Crew(Starting):
         if (id := inside.get()) in self.runners:
             raise StepMisuseError(f"a step of execution {id!r} cannot wait until nothing runs here: it runs itself")
         while self.runners:
-            await self._emptied.wait()
+            await self.emptied.wait()
         if self._callback is not None:
             await self._callback.caught_up(1.0)
 
@@ -306,7 +260,7 @@ class Crew(Starting):
         runner.book.outbox.give_up(lost or LeaseLostError(runner.id, head.fence))
         runner.finish()
         if not self.runners:
-            emptied, self._emptied = self._emptied, Bell()
+            emptied, self.emptied = self.emptied, Bell()
             emptied.set()
         self.look(runner.id)
 
@@ -343,9 +297,6 @@ class Crew(Starting):
     def spawn(self, function: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Run something beside everything else. May be called where no task runs, such as in a store's answer."""
         self._shelter.spawn(function, name=name)
-
-    def shutdown_left(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     async def block(self, loaded: Loaded, reason: str) -> None:
         """Store a claimed execution as blocked, or leave it so."""

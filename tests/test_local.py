@@ -298,7 +298,8 @@ async def test_a_drain_takes_effect_at_the_next_checkpoint(store):
 
 async def test_the_last_capture_is_flushed_although_the_step_will_not_stop(store, monkeypatch):
     """A step that swallows its cancellation loses nothing that it had captured."""
-    monkeypatch.setattr("longrun.crew.LAST_WORDS", 0.2)
+    for module in ("crew", "drain"):
+        monkeypatch.setattr(f"longrun.{module}.LAST_WORDS", 0.2)
     reached, release = anyio.Event(), anyio.Event()
 
     async def step(ctx: StepContext, state):

@@ -224,7 +224,8 @@ async def test_control_waits_for_the_store_and_then_takes_effect(backend, store)
 
 
 async def test_a_drain_with_a_store_that_stays_away_ends_and_the_next_start_resumes(backend, store, monkeypatch):
-    monkeypatch.setattr("longrun.crew.LAST_WORDS", 0.1)
+    for module in ("crew", "drain"):
+        monkeypatch.setattr(f"longrun.{module}.LAST_WORDS", 0.1)
     registry = StepRegistry()
     calls = []
 
@@ -475,7 +476,8 @@ class SilentBackend(MemoryBackend):
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longrun.crew.LAST_WORDS", 0.05)
+    for module in ("crew", "drain"):
+        monkeypatch.setattr(f"longrun.{module}.LAST_WORDS", 0.05)
     monkeypatch.setattr("longrun.stores.store.PATIENCE", 0.05)
 
 

@@ -249,7 +249,7 @@ async def test_ctrl_c_hurries_a_drain_and_nothing_else(executor: Executor) -> No
     hurried = []
     for executor.draining in (False, True):
         executor._ctrl_c()
-        hurried.append(executor._hurried)
+        hurried.append(executor._drain._hurried)
     executor.draining = False
     assert hurried == [False, True]
 
