@@ -198,9 +198,8 @@ class Gates:
 
     async def _alive(self) -> frozenset[str]:
         """The living owners. To be asked for after what they own was read: one that is new since then lives too."""
-        owners = await self._executor.store.owners()
-        dead = lease.gone(owners, but=self._executor.owner)
-        return frozenset(owner.id for owner in owners) - dead | {self._executor.owner}
+        owner = self._executor.owner
+        return lease.alive(await self._executor.store.owners(), but=owner) | {owner}
 
     async def _enter(self, name: str) -> Loaded | None:
         """Hold a queue's record; None if another living worker does. Ours is given again: its answer may be lost."""

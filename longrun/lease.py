@@ -162,6 +162,11 @@ def gone(owners: list[Owner], *, but: str | None = None) -> frozenset[str]:
     return frozenset(owner.id for owner in owners if owner.id != but and (owner.remaining < 0 or _proved(owner)))
 
 
+def alive(owners: list[Owner], *, but: str | None = None) -> frozenset[str]:
+    """All others; `but` is alive, whatever is said of it."""
+    return frozenset(owner.id for owner in owners) - gone(owners, but=but)
+
+
 def _proved(owner: Owner) -> bool:
     life = _life_of(owner)
     return life is not None and is_dead(life)

@@ -102,8 +102,7 @@ class Planner:
             yield await self._read(check_id(id), alive)
 
     async def _alive(self) -> frozenset[str]:
-        owners = await self._store.owners()
-        return frozenset(owner.id for owner in owners) - lease.gone(owners)
+        return lease.alive(await self._store.owners())
 
     async def _read(self, id: str, alive: frozenset[str]) -> ResumePlan:
         try:

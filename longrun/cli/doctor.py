@@ -248,7 +248,7 @@ async def _clock(store: CheckpointStore) -> list[Check]:
 
 async def _owners(store: CheckpointStore) -> list[Check]:
     owners = await store.owners()
-    alive = {owner.id for owner in owners} - lease.gone(owners)
+    alive = lease.alive(owners)
     orphans: dict[str, int] = {}
     query, pages = Query(states=UNFINISHED, owned=True, limit=PAGE), 0
     while pages < PAGES and (page := await store.find(query)):

@@ -50,7 +50,7 @@ class Details:
     async def of(self, id: str) -> dict[str, Any]:
         loaded = await self._store.load(check_id(id))
         owners = await self._store.owners()
-        alive = frozenset(owner.id for owner in owners) - lease.gone(owners)
+        alive = lease.alive(owners)
         head, definition = loaded.head, loaded.definition
         query = Query(parent_id=id, limit=CHILDREN + 1)
         children = await self._children.get(id, lambda: self._store.find(query))

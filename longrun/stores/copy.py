@@ -26,7 +26,7 @@ import attrs
 from attrs import field, frozen
 
 from longrun.errors import CodecError, ExecutionNotFoundError, LeaseLostError, LongrunError, StoreError
-from longrun.lease import gone
+from longrun.lease import alive
 from longrun.life import LifeLock
 from longrun.queues import Gate, new_record, records
 from longrun.records import ExecutionState
@@ -256,7 +256,7 @@ class _Copy:
         """A live execution under our own claim; or why it cannot be had."""
         head, id = here.head, here.definition.id
         owners = await self._source.owners()
-        if head.owner in {owner.id for owner in owners} - gone(owners, but=self._me.id) - {self._me.id}:
+        if head.owner in alive(owners, but=self._me.id) - {self._me.id}:
             return f"{head.owner} is running it; stop that process first"
         dead = frozenset() if head.owner is None else frozenset([head.owner])
         claim = Claim(owner=self._me.id, now=0.0, states=frozenset(State), ids=(id,), dead=dead, limit=1)
