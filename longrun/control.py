@@ -174,6 +174,11 @@ class Obedience:
         await self._book.commit({"reason": reason})
         return True
 
+    async def queue_up(self) -> None:
+        """What is stopped goes on when its queue has room for it: as if somebody had resumed it who runs nothing."""
+        state = State.WAITING if was_waiting(self._book.head) else State.RESUMING
+        await self._book.commit({"state": state, "owner": None, "hold": False})
+
     async def release(self) -> None:
         """Give the lease back: whoever comes next goes on at once."""
         if self._book.head.owner is not None:

@@ -298,6 +298,14 @@ class Crew(Starting):
         """Run something beside everything else. May be called where no task runs, such as in a store's answer."""
         self._shelter.spawn(function, name=name)
 
+    async def queue_up(self, loaded: Loaded) -> None:
+        """Give a claimed execution that is stopped to the sweep, which lets it go on when its queue has room."""
+        self.heard(loaded.definition.id)
+        obedience = Obedience(self, Book(self, loaded), controls_only=True)
+        if not loaded.damage or await obedience.accept(loaded.damage):
+            await obedience.queue_up()
+            self.stir()
+
     async def block(self, loaded: Loaded, reason: str) -> None:
         """Store a claimed execution as blocked, or leave it so."""
         self.heard(loaded.definition.id)

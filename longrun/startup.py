@@ -18,13 +18,14 @@ from longrun.errors import CodecError, ExecutionNotFoundError, KeyUnavailableErr
 from longrun.gates import Gates
 from longrun.records import ExecutionState, ResumeReport
 from longrun.snapshot import decode_state
-from longrun.stored import Loaded, Query, Stored
+from longrun.stored import Definition, Loaded, Query, Stored
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
 
 State = ExecutionState
-STARTUP_STATES = frozenset({State.RUNNING, State.RESUMING, State.PAUSED, State.BLOCKED})
+HALTED = frozenset({State.PAUSED, State.BLOCKED})
+STARTUP_STATES = frozenset({State.RUNNING, State.RESUMING}) | HALTED
 
 
 @define
@@ -83,9 +84,9 @@ class Startup:
             return "held: it stays paused until it is resumed"
         if head.owner in alive:
             return f"owned by {head.owner}, which is alive"
-        queue, swept = stored.definition.queue, head.owner is None or head.owner in dead
-        if self._gates.limits(queue) and head.state in self._claims.states and swept:
-            return f"its queue {queue!r} is limited: it is taken up when there is room"
+        swept = head.owner is None or head.owner in dead
+        if self._gates.limits(stored.definition.queue) and head.state in self._claims.states and swept:
+            return _for_room(stored.definition)
         return None
 
     async def _is_resumed(self, stored: Stored) -> bool:
@@ -143,12 +144,26 @@ class Startup:
     async def _take(self, loaded: Loaded) -> None:
         reason, value = unusable(self._executor, loaded)
         id = loaded.definition.id
-        if reason is None:
+        if reason is None and self._waits_for_room(loaded):
+            self._report.skipped[id] = _for_room(loaded.definition)
+            await self._executor.queue_up(loaded)
+        elif reason is None:
             self._report.resumed.append(id)
             self._claims.take_up(loaded, value=value, wakes_paused=True)
         else:
             self._report.blocked[id] = reason
             await self._executor.block(loaded, reason)
+
+    def _waits_for_room(self, loaded: Loaded) -> bool:
+        """Whether it was stopped, goes on unasked, and its queue is limited: then the sweep has to take it up."""
+        if loaded.head.state not in HALTED or State.RESUMING not in self._claims.states:
+            return False
+        asked = any(message.kind != "signal" for message in loaded.messages)
+        return not asked and self._gates.limits(loaded.definition.queue)
+
+
+def _for_room(definition: Definition) -> str:
+    return f"its queue {definition.queue!r} is limited: it is taken up when there is room"
 
 
 def unusable(executor: Crew, loaded: Loaded) -> tuple[str | None, Any]:

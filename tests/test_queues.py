@@ -336,6 +336,78 @@ async def test_a_start_up_pass_leaves_a_limited_queue_to_the_sweep() -> None:
                 await client.handle("left").result()
 
 
+async def test_what_was_paused_waits_for_room_when_a_start_takes_it_up() -> None:
+    """Nobody has asked for it by its id. Paused while it slept, it sleeps on and waits for its signal."""
+    ledger, store = Ledger(held=True), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            async with Worker(ledger.registry, store=store):
+                for n in range(5):
+                    await client.submit("work", n, id=f"x{n}", queue="one")
+                await client.submit("waits", id="waits", queue="one")
+                await ledger.until_begun(5)
+                for n in range(5):
+                    await client.pause(f"x{n}", interrupt=True)
+                await client.pause("waits")
+            await client.limit_queue("one", concurrency=1)
+            ledger.begun.clear()
+            ledger.most = 0
+            async with Worker(ledger.registry, store=store) as worker:
+                await ledger.until_begun(1)
+                ledger.go.set()
+                assert [await client.handle(f"x{n}").result() for n in range(5)] == [*range(5)]
+                assert (await worker.get("waits")).waiting_for == "go"
+                await client.signal("waits", "go")
+                await client.handle("waits").result()
+    assert ledger.most == 1
+
+
+async def test_a_report_says_that_what_was_paused_waits_for_room() -> None:
+    ledger, store = Ledger(held=True), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            async with Worker(ledger.registry, store=store):
+                await client.submit("work", id="a", queue="one")
+                await client.submit("work", id="b", queue="one")
+                await ledger.until_begun(2)
+                for name in "ab":
+                    await client.pause(name, interrupt=True)
+            await client.limit_queue("one", concurrency=1)
+            executor = Executor(ledger.registry, store=store, config=ExecutorConfig(auto_resume=False))
+            executor.takes_work = True
+            async with executor:
+                executor.draining = True  # its sweep takes nothing while the report is made
+                report = await executor.sweeper.resume_all()
+                reason = "its queue 'one' is limited: it is taken up when there is room"
+                assert (report.resumed, report.skipped) == ((), {"a": reason, "b": reason})
+                assert [(await executor.get(name)).state for name in "ab"] == ["resuming"] * 2
+                executor.draining = False
+                executor.stir()
+                ledger.go.set()
+                for name in "ab":
+                    await client.handle(name).result()
+
+
+async def test_without_a_sweep_of_its_own_a_pass_runs_what_was_paused_at_once() -> None:
+    """`auto_resume=False`: whoever calls `auto_resume_all` asks for it."""
+    ledger, store = Ledger(held=True), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            async with Worker(ledger.registry, store=store):
+                for name in "ab":
+                    await client.submit("work", id=name, queue="one")
+                await ledger.until_begun(2)
+                for name in "ab":
+                    await client.pause(name, interrupt=True)
+            await client.limit_queue("one", concurrency=1)
+            async with Executor(ledger.registry, store=store, config=ExecutorConfig(auto_resume=False)) as executor:
+                report = await executor.auto_resume_all()
+                assert sorted(report.resumed) == ["a", "b"]
+                await ledger.until_begun(4)
+                ledger.go.set()
+                await executor.wait_idle()
+
+
 async def test_a_holder_that_died_behind_the_gate_keeps_nobody_out() -> None:
     """I4: its record is free as its executions are."""
     ledger, store = Ledger(), MemoryCheckpointStore()
