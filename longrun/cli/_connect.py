@@ -67,7 +67,7 @@ def go(function: Callable[..., Awaitable[T]], *args: Any, loop: str | None = Non
 def make_store(text: str | None, *, create: bool = False) -> CheckpointStore:
     """The store that a flag or the settings name: by URL, or as `module:attribute` of one (or of what makes one).
 
-    Unless `create`, a store on disk must be there already: looking must not leave an empty one behind."""
+    Unless `create`, it must be there already: looking must not leave an empty one behind."""
     from longrun.errors import LongrunError
     from longrun.stores import open_store
     from longrun.stores.store import CheckpointStore
@@ -83,7 +83,9 @@ def make_store(text: str | None, *, create: bool = False) -> CheckpointStore:
         return found
     if not create:
         _must_exist(text)
-    return open_store(text)
+    store = open_store(text)
+    store.backend.creates = create
+    return store
 
 
 def _must_exist(url: str) -> None:

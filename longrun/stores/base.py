@@ -38,6 +38,9 @@ class StoreBackend(abc.ABC):
     """Whether an acknowledged write survives the process."""
     fenced: bool = True
     """Whether the fence is compared and the write made in one atomic act, between processes too."""
+    creates: bool = True
+    """Whether `open` makes a store where there is none. Who only wants to look says no, and gets
+    `StoreUnavailableError` from a backend that would leave an empty one behind."""
     poll_interval: float = 0.03
     """How often the default `wait` looks."""
 

@@ -55,7 +55,7 @@ class PostgresBackend(StoreBackend):
         self._links.open()
         self._queries.name_teller()
         try:
-            self._links.once(lambda connection: migrate(connection, self._queries))
+            self._links.once(lambda connection: migrate(connection, self._queries, create=self.creates))
             self._listener = Listener(*self._queries.news, self._links.listening)
         except StoreUnavailableError as error:
             self._links.close()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import uuid
+from urllib.parse import urlsplit
+
+import psycopg
 
 from tests.cli.conftest import APP, call, finished, interrupted, prepare, read, submitted
+from tests.servers import PostgresServer, Source
 
 
 def look_and_control(url: str, doctors: int) -> dict[str, str]:
@@ -25,6 +30,21 @@ def look_and_control(url: str, doctors: int) -> dict[str, str]:
 def test_postgres(postgres_url: str) -> None:
     """The tests' server runs without fsync, to be quick, and doctor must say so."""
     assert look_and_control(postgres_url, doctors=1)["durable"] == "fail"
+
+
+def test_looking_makes_no_store_on_postgres(postgres_server: PostgresServer | Source) -> None:
+    assert postgres_server.url is not None
+    name = f"empty_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+        try:
+            url = urlsplit(postgres_server.url)._replace(path=f"/{name}").geturl()
+            for command in (["list"], ["show", "a"], ["store", "info"], ["pause", "a"], ["gc", "--older-than", "1d"]):
+                assert "there is none in schema 'longrun'" in call(*command, "--store", url, code=5).stderr
+            assert read("store", "migrate", "--store", url)["facts"]["schema"] == "longrun"
+            assert read("list", "--store", url)["executions"] == []
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 def test_redis(redis_url: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 from zlib import crc32
 
-from longrun.errors import NewerFormatError, StoreSettingsError
+from longrun.errors import NewerFormatError, StoreSettingsError, StoreUnavailableError
 from longrun.stores._postgres.driver import psycopg
 from longrun.stores._postgres.queries import KIND, Queries, migrations
 
@@ -24,12 +24,17 @@ VERSION_TABLE = "longrun_version"
 VERSION_COLUMNS = {"version": "integer", "name": "text", "applied": "timestamp with time zone"}
 
 
-def migrate(connection: psycopg.Connection[Any], queries: Queries) -> None:
-    """Bring the schema to this version, in one transaction."""
+def migrate(connection: psycopg.Connection[Any], queries: Queries, *, create: bool = True) -> None:
+    """Bring the schema to this version, in one transaction; unless `create`, it must be there in some version."""
     steps = migrations()
     newest = steps[-1][0]
-    if _version(connection, queries, newest) == newest:
+    found = _version(connection, queries, newest)
+    if found == newest:
         return
+    if found is None and not create:
+        raise StoreUnavailableError(
+            KIND, f"there is none in schema {queries.schema!r}; `longrun store migrate` makes one"
+        )
     with connection.transaction():
         connection.execute("SET LOCAL lock_timeout = 0")  # another process may need its time for this
         connection.execute("SELECT pg_advisory_xact_lock(%s, %s)", (LOCK_SPACE, _lock_key(queries.schema)))
