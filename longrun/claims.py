@@ -14,7 +14,7 @@ import attrs
 from longrun.errors import CodecError, ExecutionNotFoundError, KeyUnavailableError, LongrunError
 from longrun.records import UNFINISHED, ExecutionState
 from longrun.registry import AD_HOC
-from longrun.stored import Claim, Head, Loaded, Query, Save, Stored
+from longrun.stored import Claim, Definition, Head, Loaded, Query, Save, Stored
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -42,8 +42,14 @@ class Claims:
 
     @property
     def states(self) -> frozenset[ExecutionState]:
-        """What is taken up: without `auto_resume` only what was parked, which nobody else may be there to wake."""
-        return self._states if self._executor.takes_work else self._states & {State.WAITING}
+        """What is taken up: without `auto_resume` only what was submitted, and what was parked, which nobody else
+        may be there to wake."""
+        return self._states if self._executor.takes_work else self._states & {State.INITIALIZED, State.WAITING}
+
+    def serves(self, definition: Definition) -> bool:
+        """Whether its queue is one of those that are looked at here."""
+        queues = self._executor.queues
+        return queues is None or definition.queue in queues
 
     async def knows(self, stored: Stored) -> bool:
         """Whether its workflow is registered here, or all steps of one that was put together for it alone."""

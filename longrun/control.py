@@ -175,9 +175,13 @@ class Obedience:
         return True
 
     async def queue_up(self) -> None:
-        """What is stopped goes on when its queue has room for it: as if somebody had resumed it who runs nothing."""
-        state = State.WAITING if was_waiting(self._book.head) else State.RESUMING
-        await self._book.commit({"state": state, "owner": None, "hold": False})
+        """Let it go on when there is room: what is stopped, as if somebody had resumed it who runs nothing."""
+        head = self._book.head
+        if head.state in STOPPED:
+            state = State.WAITING if was_waiting(head) else State.RESUMING
+            await self._book.commit({"state": state, "owner": None, "hold": False, "reason": None})
+        else:
+            await self.release()
 
     async def release(self) -> None:
         """Give the lease back: whoever comes next goes on at once."""

@@ -51,6 +51,10 @@ class Crew(Starting):
     keeps_paused = True
     queues: frozenset[str] | None = None
     swept_states = SWEPT_STATES
+    waits_for_pass = True
+    """Whether whoever enters waits for the pass at start. If not the sweep makes it, and a drain ends it."""
+    leaves_to_sweep = False
+    """Whether the pass at start takes up nothing itself, since others may have room for it."""
 
     def __init__(
         self,
@@ -299,7 +303,7 @@ class Crew(Starting):
         self._shelter.spawn(function, name=name)
 
     async def queue_up(self, loaded: Loaded) -> None:
-        """Give a claimed execution that is stopped to the sweep, which lets it go on when its queue has room."""
+        """Give a claimed execution to the sweep, which takes it up when there is room."""
         self.heard(loaded.definition.id)
         obedience = Obedience(self, Book(self, loaded), controls_only=True)
         if not loaded.damage or await obedience.accept(loaded.damage):

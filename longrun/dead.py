@@ -97,14 +97,15 @@ class Dead:
         for owner in dead:
             await self._claims.learn(owner)
             page = await store.find(Query(owner=owner, states=states, limit=BATCH))
-            ids = tuple([stored.definition.id for stored in page if await self._claims.knows(stored)])
+            wanted = [stored for stored in page if self._claims.serves(stored.definition)]
+            ids = tuple([stored.definition.id for stored in wanted if await self._claims.knows(stored)])
             async with self._claims.lock:
                 try:
                     claimed = await self._claims.take(ids, states, frozenset([owner]))
                 except KeyUnavailableError:  # they are owned here now: the next sweep finds them, one by one
                     continue
                 for loaded in claimed:
-                    if self._gates.limits(loaded.definition.queue):
+                    if self._executor.leaves_to_sweep or self._gates.limits(loaded.definition.queue):
                         await self._claims.release(loaded.definition.id, loaded.head)
                     else:
                         self._claims.take_up(loaded)

@@ -67,8 +67,9 @@ class Executor(Office):
     # entering and leaving
 
     async def __aenter__(self) -> Self:
+        self.sweeper.passes = self.config.auto_resume and not self.waits_for_pass
         await super().__aenter__()
-        if self.config.auto_resume:
+        if self.config.auto_resume and self.waits_for_pass:
             try:
                 await self.auto_resume_all()
             except BaseException as error:

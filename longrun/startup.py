@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from longrun.crew import Crew
 
 State = ExecutionState
-HALTED = frozenset({State.PAUSED, State.BLOCKED})
-STARTUP_STATES = frozenset({State.RUNNING, State.RESUMING}) | HALTED
+STARTUP_STATES = frozenset({State.RUNNING, State.RESUMING, State.PAUSED, State.BLOCKED})
 
 
 @define
@@ -80,14 +79,14 @@ class Startup:
             return None  # damaged so that nobody can say whose it is: it is told here too
         if not await self._claims.knows(stored):
             return "not registered here"
+        if not self._claims.serves(stored.definition):
+            return f"its queue {stored.definition.queue!r} is not looked at here"
         if head.state is State.PAUSED and head.hold and not await self._is_resumed(stored):
             return "held: it stays paused until it is resumed"
         if head.owner in alive:
             return f"owned by {head.owner}, which is alive"
-        swept = head.owner is None or head.owner in dead
-        if self._gates.limits(stored.definition.queue) and head.state in self._claims.states and swept:
-            return _for_room(stored.definition)
-        return None
+        swept = head.state in self._claims.states and (head.owner is None or head.owner in dead)
+        return self._for_room(stored.definition) if swept else None
 
     async def _is_resumed(self, stored: Stored) -> bool:
         """Whether somebody has asked for that, and was not there any more to see to it."""
@@ -144,8 +143,8 @@ class Startup:
     async def _take(self, loaded: Loaded) -> None:
         reason, value = unusable(self._executor, loaded)
         id = loaded.definition.id
-        if reason is None and self._waits_for_room(loaded):
-            self._report.skipped[id] = _for_room(loaded.definition)
+        if reason is None and (waits := self._is_swept(loaded)):
+            self._report.skipped[id] = waits
             await self._executor.queue_up(loaded)
         elif reason is None:
             self._report.resumed.append(id)
@@ -154,16 +153,17 @@ class Startup:
             self._report.blocked[id] = reason
             await self._executor.block(loaded, reason)
 
-    def _waits_for_room(self, loaded: Loaded) -> bool:
-        """Whether it was stopped, goes on unasked, and its queue is limited: then the sweep has to take it up."""
-        if loaded.head.state not in HALTED or State.RESUMING not in self._claims.states:
-            return False
-        asked = any(message.kind != "signal" for message in loaded.messages)
-        return not asked and self._gates.limits(loaded.definition.queue)
+    def _is_swept(self, loaded: Loaded) -> str | None:
+        """Why the sweep has to take up what was claimed; None if it runs at once, as when somebody asked for it."""
+        if State.RESUMING not in self._claims.states or any(message.kind != "signal" for message in loaded.messages):
+            return None
+        return self._for_room(loaded.definition)
 
-
-def _for_room(definition: Definition) -> str:
-    return f"its queue {definition.queue!r} is limited: it is taken up when there is room"
+    def _for_room(self, definition: Definition) -> str | None:
+        """What an execution waits for that only the sweep has; None if it need not wait."""
+        if self._gates.limits(definition.queue):
+            return f"its queue {definition.queue!r} is limited: it is taken up when there is room"
+        return "it is taken up when there is room" if self._executor.leaves_to_sweep else None
 
 
 def unusable(executor: Crew, loaded: Loaded) -> tuple[str | None, Any]:

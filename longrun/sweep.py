@@ -38,6 +38,8 @@ class Sweeper:
         self.claims = Claims(executor, states)
         self.gates = Gates(executor, self.claims)
         self.dead = Dead(executor, self.claims, self.gates)
+        self.passes = False
+        """Whether the pass at start is still to be made, and here: nobody waits for it."""
         self._timers: list[tuple[float, str]] = []
         self._learn_at = -1.0
 
@@ -64,6 +66,9 @@ class Sweeper:
             seconds = 0.0
             while seconds == 0.0:
                 taken = await self.once()
+                if self.passes:
+                    await self.resume_all()
+                    self.passes = False
                 seconds = await self._until_due(executor.config.heartbeat_interval, now, taken)
             return seconds
         except LongrunError as error:

@@ -28,6 +28,7 @@ class Worker(Executor):
     """Runs what was submitted to its queues, and whatever a dead worker left."""
 
     swept_states = SWEPT_STATES | {ExecutionState.INITIALIZED}
+    leaves_to_sweep = True
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Worker(Executor):
 
     async def run_forever(self) -> None:
         """Work until SIGTERM or SIGINT, then drain and give the leases back."""
+        self.waits_for_pass = False  # which may be long: a signal is obeyed meanwhile
         with ExitStack() as listening:  # from before the first claim: what was claimed is given back
             received = listening.enter_context(end_signals())
             async with self:

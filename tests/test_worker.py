@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import anyio
@@ -9,6 +11,7 @@ import pytest
 
 from longrun import (
     ConfigError,
+    ExecutionState,
     Executor,
     ExecutorConfig,
     MemoryCheckpointStore,
@@ -18,9 +21,12 @@ from longrun import (
     open_store,
 )
 from longrun.client import Client
+from longrun.startup import STARTUP_STATES
+from longrun.stored import Query, Stored
 from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore, ManualClock
 from longrun.worker import Worker
+from tests.crashing import CrashableWorker, crash
 from tests.servers import PostgresServer, Source
 
 PATIENCE = 30.0
@@ -100,6 +106,142 @@ async def test_an_unknown_step_of_a_known_workflow_is_blocked_and_told_not_faile
             assert "answer" in ((await client.get("x")).reason or "")
         async with Worker(program(), store=store), Client(store) as client:
             assert await client.handle("x").result() == 7
+
+
+# --- what a dead one left ---------------------------------------------------------------------------------------------
+
+
+class Held:
+    """A workflow whose step begins and goes on when it is let go."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.changed, self.go = anyio.Event(), anyio.Event()
+        self.registry = StepRegistry()
+        self.registry.register("work", self.work)
+        self.registry.workflow("work", ["work"])
+
+    async def work(self, ctx: StepContext, state: Any) -> Any:
+        self.begun.append(ctx.execution_id)
+        changed, self.changed = self.changed, anyio.Event()
+        changed.set()
+        await self.go.wait()
+        return state
+
+    async def until_begun(self, number: int) -> None:
+        while len(self.begun) < number:
+            await self.changed.wait()
+
+
+async def left(store: MemoryCheckpointStore, number: int, queue: str = "default", paused: int = 0) -> Held:
+    """Executions that a worker had in a step when it died, and some that were paused."""
+    held = Held()
+    async with Client(store) as client, CrashableWorker(held.registry, store=store) as doomed:
+        for n in range(number + paused):
+            await client.submit("work", n, id=f"x{n}", queue=queue)
+        await held.until_begun(number + paused)
+        for n in range(paused):
+            await client.pause(f"x{n}", interrupt=True)
+        await crash(doomed)
+    held.begun.clear()
+    return held
+
+
+async def test_a_start_takes_nothing_of_queues_that_it_does_not_look_at() -> None:
+    """Neither what was interrupted there nor what was paused, and not later either."""
+    store = MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        held = await left(store, 2, "gpu", paused=1)
+        async with Client(store) as client:
+            async with Worker(held.registry, store=store, queues=["cpu"]) as worker:
+                report = await worker.auto_resume_all()
+                assert report.skipped == dict.fromkeys(["x0", "x1", "x2"], "its queue 'gpu' is not looked at here")
+                held.go.set()
+                await (await client.submit("work", queue="cpu", id="mine")).result()
+                assert held.begun == ["mine"]
+                assert [str((await client.get(f"x{n}")).state) for n in range(3)] == ["paused", "running", "running"]
+            async with Worker(held.registry, store=store, queues=["cpu", "gpu"]):
+                assert [await client.handle(f"x{n}").result() for n in range(3)] == [0, 1, 2]
+
+
+async def test_nor_what_a_dead_worker_of_another_queue_had_only_just_claimed() -> None:
+    store = MemoryCheckpointStore()
+    held = Held()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            async with CrashableWorker(held.registry, store=store, queues=["none"]) as doomed:
+                await client.submit("work", 1, id="x", queue="gpu")
+                assert await doomed.sweeper.claims.take(("x",), frozenset({ExecutionState.INITIALIZED}), frozenset())
+                await crash(doomed)
+            held.go.set()
+            async with Worker(held.registry, store=store, queues=["cpu"]):
+                await (await client.submit("work", queue="cpu", id="mine")).result()
+                assert held.begun == ["mine"]
+            async with Worker(held.registry, store=store, queues=["gpu"]):
+                assert await client.handle("x").result() == 1
+
+
+@pytest.mark.parametrize("paused", [0, 8])
+async def test_a_start_takes_no_more_than_it_has_room_for(paused: int) -> None:
+    """What is left is for others, and its states are in nobody's memory."""
+    store = MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        held = await left(store, 8 - paused, paused=paused)
+        async with (
+            Client(store) as client,
+            Worker(held.registry, store=store, concurrency=2) as one,
+            Worker(held.registry, store=store, concurrency=3) as two,
+        ):
+            await held.until_begun(5)
+            assert (len(one.runners), len(two.runners)) == (2, 3)
+            held.go.set()
+            assert sorted([await client.handle(f"x{n}").result() for n in range(8)]) == list(range(8))
+    assert sorted(held.begun) == [f"x{n}" for n in range(8)]
+
+
+async def test_what_an_owner_that_nobody_knows_left_waits_for_room_too() -> None:
+    """After a power cut a store may have lost his name: no sweep asks for what he had."""
+    store = MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        held = await left(store, 3)
+        async with Client(store) as client:
+            for owner in await store.owners():
+                await store.unregister(owner.id)
+            async with Worker(held.registry, store=store, concurrency=1) as worker:
+                await held.until_begun(1)
+                assert list(worker.runners) == held.begun
+                held.go.set()
+                assert [await client.handle(f"x{n}").result() for n in range(3)] == [0, 1, 2]
+
+
+async def test_a_signal_is_obeyed_while_the_pass_at_start_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        held = await left(store, 1)
+        find = store.find
+
+        async def never(query: Query) -> list[Stored]:
+            if query.states == STARTUP_STATES:
+                os.kill(os.getpid(), signal.SIGTERM)
+                await anyio.sleep_forever()
+            return await find(query)
+
+        monkeypatch.setattr(store, "find", never)
+        await Worker(held.registry, store=store, config=ExecutorConfig(drain_timeout=0.0)).run_forever()
+
+
+async def test_submitted_work_is_taken_without_auto_resume_and_what_was_interrupted_is_not() -> None:
+    store = MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        held = await left(store, 1)
+        held.go.set()
+        async with (
+            Client(store) as client,
+            Worker(held.registry, store=store, config=ExecutorConfig(auto_resume=False)),
+        ):
+            assert await (await client.submit("work", 5, id="new")).result() == 5
+            assert (await client.get("x0")).state == "running"
+        assert held.begun == ["new"]
 
 
 # --- rest -----------------------------------------------------------------------------------------------------------

@@ -101,6 +101,7 @@ async def _work(
         say(f"{number.name}: draining, at most {config.drain_timeout:g} s; again to cut it short")
 
     made = Worker(registry, store=store, queues=queues, concurrency=concurrency, config=config, telemetry=telemetry)
+    made.waits_for_pass = False  # which may be long: a signal is obeyed meanwhile
     async with made as worker, draining(worker, heard) as stop:
         shown = clean(", ".join(queues) if queues else "all queues")
         say(f"{clean(worker.owner)} takes {shown} of the {store.backend.kind} store, {concurrency:,} at once")

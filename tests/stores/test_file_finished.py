@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from longrun.records import ExecutionState
-from longrun.stored import QUEUE_WORKFLOW, Query
+from longrun.stored import QUEUE_WORKFLOW, Query, Stored
 from longrun.stores._file import done as index
 from longrun.stores._file.disk import Disk
 from longrun.stores.file import FileBackend
@@ -106,6 +106,30 @@ def test_pages_of_what_is_finished_go_from_the_newest_to_the_oldest(path: Path) 
             after = page[-1].definition.created, page[-1].definition.id
         assert pages == [["z5", "z4"], ["z3", "z2"], ["z1", "x4"], ["x3", "x2"], ["x1", "x0"]]
         assert len(found(backend, metadata={"of": "z"})) == 5
+
+
+def test_who_asks_for_the_children_of_one_does_not_pay_for_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do those come back that were deleted, or whose id was used anew."""
+    with opened(FileBackend(path)) as other:
+        created(other, *[create(f"c{n}", COMPLETED, created=NOW + n, parent_id="x0") for n in range(4)])
+    read: list[str] = []
+    stored = index.Finished._stored
+
+    def counted(self: index.Finished, fd: int, row: index.Row) -> Stored | None:
+        read.append(row.id)
+        return stored(self, fd, row)
+
+    monkeypatch.setattr(index.Finished, "_stored", counted)
+    backend = FileBackend(path)
+    with opened(backend):
+        assert [one.definition.id for one in backend.find(Query(parent_id="x0"))] == ["c3", "c2", "c1", "c0"]
+        assert backend.find(Query(parent_id="x1")) == []
+        assert read == ["c3", "c2", "c1", "c0"]
+        assert backend.delete(["c1", "c2"]) == [True, True]
+        created(backend, create("c2", COMPLETED))
+        assert found(backend, parent_id="x0") == ["c3", "c0"]
+    with opened(backend):
+        assert found(backend, parent_id="x0") == ["c3", "c0"]
 
 
 def test_the_index_is_written_anew_when_most_of_it_is_gone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ class Row:
     ended: float | None
     workflow: str
     queue: str
+    parent: str | None
     start: int
     size: int
 
@@ -71,6 +72,8 @@ class Finished:
         self._lock = threading.Lock()
         self._rows: dict[str, Row] = {}
         self._order: list[Row] | None = []
+        self._children: dict[str, dict[str, Row]] = {}
+        """By their parent: whoever asks for those of one should not pay for all that ever ended."""
         self._ino = -1
         self._end = 0
         self._gone = 0
@@ -87,7 +90,7 @@ class Finished:
         self._mend()
         with self._lock:
             self._refresh()
-            rows = self._ordered()
+            rows = self._ordered() if query.parent_id is None else self._children_of(query.parent_id)
         after = query.after
         if not rows:
             return
@@ -189,8 +192,11 @@ class Finished:
 
     def _ordered(self) -> list[Row]:
         if self._order is None:
-            self._order = sorted(self._rows.values(), key=lambda row: (row.created, row.id), reverse=True)
+            self._order = _newest_first(self._rows.values())
         return self._order
+
+    def _children_of(self, parent: str) -> list[Row]:
+        return _newest_first(self._children.get(parent, {}).values())
 
     def _refresh(self) -> None:
         place = self._place
@@ -211,7 +217,7 @@ class Finished:
             place.disk.close(fd)
 
     def _start_over(self, ino: int, *, broken: bool) -> None:
-        self._rows, self._order, self._end, self._gone = {}, None, 0, 0
+        self._rows, self._order, self._children, self._end, self._gone = {}, None, {}, 0, 0
         self._ino, self._broken = ino, broken
 
     def _any_journal(self) -> bool:
@@ -242,14 +248,20 @@ class Finished:
 
     def _take_line(self, id: str, fields: dict[str, object], start: int, size: int) -> None:
         known = self._rows.pop(id, None)
-        self._gone += known is not None
+        if known is not None:
+            self._gone += 1
+            self._children.get(known.parent or "", {}).pop(id, None)
         if fields["kind"] == "gone":
             self._gone += 1
             return
         definition, head = _definition(id, fields), head_from(fields["head"])  # type: ignore[arg-type]  # JSON of ours
         workflow = self._names.setdefault(definition.workflow, definition.workflow)
         queue = self._names.setdefault(definition.queue, definition.queue)
-        self._rows[id] = Row(id, definition.created, head.state, head.ended, workflow, queue, start, size)
+        parent = definition.parent_id
+        row = Row(id, definition.created, head.state, head.ended, workflow, queue, parent, start, size)
+        self._rows[id] = row
+        if parent is not None:
+            self._children.setdefault(parent, {})[id] = row
 
     # writing
 
@@ -367,6 +379,10 @@ def _line(definition: Definition, born: str, gen: int, head: Head) -> bytes:
 
 def _definition(id: str, fields: dict[str, object]) -> Definition:
     return definition_from(id, fields["definition"])  # type: ignore[arg-type]  # JSON of ours, checked by its checksum
+
+
+def _newest_first(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row.created, row.id), reverse=True)
 
 
 def _may_match(row: Row, query: Query) -> bool:
