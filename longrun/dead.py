@@ -17,7 +17,7 @@ from longrun.errors import KeyUnavailableError
 from longrun.gates import Gates
 from longrun.life import Life, is_dead
 from longrun.records import ExecutionState
-from longrun.stored import Query
+from longrun.stored import Loaded, Query
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -91,9 +91,9 @@ class Dead:
         return frozenset(found)
 
     async def bury(self, dead: frozenset[str]) -> None:
-        """Take from the dead what they had only just claimed and was not due otherwise; then forget those of whom
-        nothing is left."""
-        store, states = self._executor.store, self._claims.states & PARKED_STATES
+        """Take from the dead what they had only just claimed and was not due otherwise, and free what was paused, which
+        it stays; then forget those of whom nothing is left."""
+        store, states = self._executor.store, self._claims.states & PARKED_STATES | {State.PAUSED}
         for owner in dead:
             await self._claims.learn(owner)
             page = await store.find(Query(owner=owner, states=states, limit=BATCH))
@@ -105,9 +105,16 @@ class Dead:
                 except KeyUnavailableError:  # they are owned here now: the next sweep finds them, one by one
                     continue
                 for loaded in claimed:
-                    if self._executor.leaves_to_sweep or self._gates.limits(loaded.definition.queue):
+                    if self._is_free(loaded):
                         await self._claims.release(loaded.definition.id, loaded.head)
                     else:
                         self._claims.take_up(loaded)
             if not await store.count(Query(owner=owner)):
                 await store.unregister(owner)
+
+    def _is_free(self, loaded: Loaded) -> bool:
+        """Whether it is given back: nobody has asked anything of it, and it is paused, or waits for room."""
+        if any(message.kind != "signal" for message in loaded.messages):
+            return False
+        waits = self._executor.leaves_to_sweep or self._gates.limits(loaded.definition.queue)
+        return waits or loaded.head.state is State.PAUSED

@@ -301,6 +301,36 @@ async def test_what_a_released_owner_had_is_found_by_the_pass_at_start(store):
         assert await (await executor.handle("a")).result() == 3
 
 
+async def held(store: MemoryCheckpointStore) -> Program:
+    """A program that crashed while it held a paused execution."""
+    program = Program()
+    async with CrashableExecutor(program.registry, store=store) as dying:
+        run = await dying.start("work", 1, id="a")
+        await program.begun.wait()
+        await run.pause(hold=True, interrupt=True)
+        assert (await run.info()).owner == dying.owner
+        await crash(dying)
+    program.go.set()
+    return program
+
+
+@pytest.mark.parametrize("entered", ["after", "before"])
+async def test_a_dead_owner_of_what_is_held_is_forgotten_and_it_stays_held(store, entered):
+    """I16: else every sweep would look after him for ever."""
+    registry = (program := await held(store)).registry if entered == "after" else Program().registry
+    async with Executor(registry, store=store, clock=ManualClock()) as executor:
+        if entered == "before":
+            program = await held(store)
+            executor.sweeper.dead._look_at = -1.0  # as after half a heartbeat
+            await executor.sweeper.once()
+        assert [owner.id for owner in await store.owners()] == [executor.owner]
+        info = await executor.get("a")
+        assert (info.state, info.hold, info.owner) == ("paused", True, None)
+    async with Executor(program.registry, store=store) as executor:
+        await executor.resume("a")
+        assert await (await executor.handle("a")).result() == 3
+
+
 async def test_one_that_cannot_be_read_does_not_stop_the_others(store):
     program = await left(store, "a", "b", "c")
     backend: Any = store.backend

@@ -222,7 +222,7 @@ async def _ended(order: Order, executor: Executor, loaded: Loaded, stop: Stop, *
         took = duration((head.ended or head.updated) - loaded.definition.created)
         _tell(order, f"{state_text('completed')} in {took}, {number_of(total, 'step')}")
     elif head.state.finished or head.state is State.BLOCKED:
-        _tell(order, _sorry(order, view))
+        say(_sorry(order, view))  # also to who wants the result alone: there is none
     elif head.state is not State.PAUSED and not ran_here and stop.signal is signal.SIGINT and head.owner is not None:
         _tell(order, f"it goes on without us, in {clean(head.owner)}")
         code = CTRL_C

@@ -63,6 +63,8 @@ def test_the_result_is_data_and_the_rest_is_not(url: str) -> None:
 
 def test_quiet_and_json(url: str) -> None:
     assert call("run", APP, "site", "--store", url, "--quiet", "--state", "{}").stderr == ""
+    failed = call("run", APP, "bad", "--store", url, "--quiet", "--state", "{}", code=1)
+    assert (failed.stdout, "ValueError" in failed.stderr) == ("", True)
     found = read("run", APP, "site", "--store", url, "--state", "{}", "--id", "b")
     assert (found["exit_code"], found["result"]["reported"]) == (0, True)
     assert found["execution"]["progress"] == {
