@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("crashing_program.py")
+PROGRAM = Path(__file__).parents[1] / "crashing_program.py"
 EFFECTS = [
     *(f"item {n}" for n in range(4)),
     "pay",
