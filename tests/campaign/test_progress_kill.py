@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[1] / "crashing_program.py"
+PROGRAM = Path(__file__).with_name("crashing_program.py")
 EFFECTS = [
     *(f"item {n}" for n in range(4)),
     "pay",
@@ -23,7 +23,7 @@ EFFECTS = [
 def test_only_the_effect_that_was_cut_off_is_had_again(store, backend, tmp_path):
     """Killed in the middle of every third effect: one call, one item, one branch is done again, and nothing else."""
     effects = tmp_path / "effects"
-    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parent.parent), "LONGRUN_RUN_DIR": str(tmp_path / "run")}
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2]), "LONGRUN_RUN_DIR": str(tmp_path / "run")}
     (tmp_path / "store").mkdir()
     command = [sys.executable, str(PROGRAM), store.format(tmp_path / "store"), str(effects), backend, "3"]
     for _ in range(len(EFFECTS)):
