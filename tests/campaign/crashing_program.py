@@ -1,4 +1,4 @@
-"""A program that is killed at every few effects: `python tests/campaign/crashing_program.py URL EFFECTS BACKEND DIE_AFTER`.
+"""A program that is killed at every few effects: `python crashing_program.py URL EFFECTS BACKEND DIE_AFTER`.
 
 Each effect is a line in the file EFFECTS, written through to the kernel. After DIE_AFTER of them the process kills
 itself, in the middle of whatever had that effect. It is to be started again until it prints its result.
