@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shutil
 import tempfile
 import time
@@ -34,6 +35,10 @@ INSTALL = "pip install -e '.[bench,test]'"
 """Brings the drivers, and servers for them."""
 
 
+RUN_DIRECTORY = "LONGRUN_RUN_DIR"
+"""Where lock files lie: one directory for all that is measured, without what other programs have left in theirs."""
+
+
 class MissingServerError(Exception):
     """What a store needs is not on this machine: its driver, or a server."""
 
@@ -48,6 +53,10 @@ class Places:
         self._numbers = itertools.count(1)
 
     def __enter__(self) -> Places:
+        before = os.environ.get(RUN_DIRECTORY)
+        os.environ[RUN_DIRECTORY] = run = tempfile.mkdtemp(prefix="longrun-bench-run-")
+        self._stack.callback(shutil.rmtree, run)
+        self._stack.callback(_set_run_directory, before)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -96,6 +105,13 @@ class Places:
         finally:
             with psycopg.connect(url, autocommit=True) as connection:
                 connection.execute(f'drop database "{name}" with (force)')
+
+
+def _set_run_directory(path: str | None) -> None:
+    if path is None:
+        os.environ.pop(RUN_DIRECTORY, None)
+    else:
+        os.environ[RUN_DIRECTORY] = path
 
 
 def _needs_driver(store: str) -> None:

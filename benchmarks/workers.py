@@ -28,7 +28,7 @@ from longrun.worker import Worker
 STEPS = 10
 WAVE = 1000
 CLAIMED_AT_ONCE = 100
-CLAIMS = 5
+CLAIMS = 9
 WORKERS = {"one worker": 1, "four workers": 4}
 QUEUED = {"few": "few", "prepare-many": "many"}
 

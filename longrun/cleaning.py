@@ -19,6 +19,9 @@ from longrun.stores.store import CheckpointStore
 SOON = 0.25
 """Seconds after which an executor first looks for what is older than retention allows. A look reads of all that ever
 ended, which would hold up the start and the end of a program that is over sooner."""
+LATER = 5.0
+"""Seconds after which it looks at the lock files. Of a crowded directory each name is a turn that the thread takes from
+the steps, and a start after a crash has better things to do."""
 BITS = 4
 """One executor of sixteen looks at once, so that programs that are over sooner clear away what they leave, too."""
 
@@ -41,7 +44,7 @@ async def clear_executions(store: CheckpointStore, policy: RetentionPolicy, cloc
         await clock.sleep(began + policy.interval - clock.monotonic())
 
 
-def clear_lock_files(log: Log, lease_ttl: float) -> None:
+async def clear_lock_files(clock: Clock, log: Log, lease_ttl: float) -> None:
     """In a thread of its own, which may outlive whoever asked. A file stays for twice the length of a lease at least:
     until then it is what proves the death."""
 
@@ -53,6 +56,7 @@ def clear_lock_files(log: Log, lease_ttl: float) -> None:
         except Exception as error:
             log.exception("lock_files.defect", error_type=type(error).__name__)
 
+    await clock.sleep(LATER if chance.bits(BITS) else 0.0)
     try:
         threading.Thread(target=clear, name="longrun-clear", daemon=True).start()
     except RuntimeError:  # no more threads are to be had

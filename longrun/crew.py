@@ -109,7 +109,6 @@ class Crew(Starting):
         self.threads = StepThreads()
         self._engines: dict[str, Engine] = {"loop": LoopEngine(), "thread": ThreadEngine()}
         await self._take_lease()
-        clear_lock_files(self.log, self.config.lease_ttl)
         await self._shelter.open()
         self._callback = None if listener is None else self.bus.call(listener)
         if self._callback is not None and self._callback.is_async:
@@ -119,6 +118,7 @@ class Crew(Starting):
         self._shelter.start(self._sweep, name="longrun-sweep")
         self._shelter.start(self.sweeper.dead.mind_neighbours, name="longrun-neighbours")
         self._shelter.start(self._beat, name="longrun-beat")
+        self._shelter.start(clear_lock_files, self.clock, self.log, self.config.lease_ttl, name="longrun-clear")
         if self.config.retention.max_age is not None:
             kept = (self.store, self.config.retention, self.clock, self.log)
             self._shelter.start(clear_executions, *kept, name="longrun-retention")

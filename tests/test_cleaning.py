@@ -22,6 +22,7 @@ from longrun import (
     StepRegistry,
     StoreUnavailableError,
 )
+from longrun.cleaning import LATER
 from longrun.life import Life, LifeLock
 from longrun.stores.store import AT_ONCE
 from longrun.testing import ManualClock
@@ -154,8 +155,10 @@ async def test_retention_deletes_a_few_at_a_time(registry, store, clock, monkeyp
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of executors of which each is one of the sixteen that look at once."""
     path = tmp_path / "run"
     monkeypatch.setenv("LONGRUN_RUN_DIR", str(path))
+    monkeypatch.setattr("longrun.cleaning.chance.bits", lambda number: 0)
     return path
 
 
@@ -199,6 +202,19 @@ async def test_a_lock_file_stays_while_a_lease_may_last(registry, directory):
     await run_one(registry, ExecutorConfig(lease_ttl=86_400.0))
     until_cleared()
     assert [str(path) for path in directory.iterdir()] == [life.path]
+
+
+async def test_most_executors_look_at_lock_files_when_their_start_is_over(registry, directory, clock, monkeypatch):
+    monkeypatch.setattr("longrun.cleaning.chance.bits", lambda number: 1)
+    life = dead_life(hours=24)
+    async with Executor(registry, store=MemoryCheckpointStore(), clock=clock) as executor:
+        assert await (await executor.start("one", 1)).result() == 2
+        until_cleared()
+        assert os.path.exists(life.path)
+        while os.path.exists(life.path):
+            clock.advance(LATER)
+            await anyio.lowlevel.checkpoint()
+            until_cleared()
 
 
 async def test_nobody_waits_for_the_clearing_of_lock_files(registry, directory, monkeypatch):
