@@ -191,7 +191,16 @@ def crashes_never_cleared() -> None:
 
         return kept
 
+    def make_moved(moved: Function) -> Function:
+        def kept(head: Any, boundary: Any, progress: float) -> Any:
+            new = moved(head, boundary, progress)
+            new.crashes = head.crashes
+            return new
+
+        return kept
+
     replace("longrun.book", "Book._next", make)
+    replace("longrun.book", "moved", make_moved)
 
 
 @bug("gathered-boundaries-dropped", "tests/test_durability.py::test_every_boundary_leaves_its_row_in_the_end")
