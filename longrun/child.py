@@ -6,6 +6,7 @@ on a ledger of its own whose captures it sends home.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import math
@@ -36,16 +37,21 @@ from longrun.errors import (
     raised_itself,
 )
 from longrun.ledger import Ledger
-from longrun.pipe import Pipe
+from longrun.pipe import Pipe, class_name
 from longrun.port import StepInfo
 from longrun.records import Progress
-from longrun.registry import DIRECTIVES, Step, StepRegistry
+from longrun.registry import DIRECTIVES, Repeat, Step, StepRegistry
 from longrun.telemetry import carried
 from longrun.threads import ELSEWHERE
 
 T = TypeVar("T")
 LOOK_EVERY = 0.05
 """How often a loop asks its parent whether to stop."""
+
+
+WAITS = "once with an async function that waits"
+_NO_LOOP = ("no running event loop", "running on any asynchronous event loop", "must be called from async context")
+"""What asyncio, anyio and trio say to a coroutine that asks for one."""
 
 
 class PipePort:
@@ -55,6 +61,8 @@ class PipePort:
         self._step, self._pipe, self._ledger, self._interval = step, pipe, ledger, interval
         self._thread = threading.get_ident()
         self._asking = threading.Lock()
+        self._sending = threading.Lock()
+        """Nobody is killed between taking captures out of the ledger and sending them: see `last_words`."""
         self._over = False
         self.save_at = time.monotonic() + interval
         self._look_at = time.monotonic() + LOOK_EVERY
@@ -70,9 +78,20 @@ class PipePort:
             raise ContextClosedError(self._step, "it has ended")
 
     def end(self) -> None:
-        """The step is over: a thread that it has left behind must not take the parent's next words for its answer."""
+        """The step is over, however that came: what it has captured goes home before that is said. A thread that it
+        has left behind must not take the parent's next words for its answer."""
         with self._asking:
             self._over = True
+        self._ledger.forget_groups()
+        if self._ledger.dirty:
+            self.hand_over()
+
+    def last_words(self) -> None:
+        """The parent is about to kill this process, and gets what was captured until now. Nothing is after that: who
+        captures waits for the ledger."""
+        with self._sending:
+            self._ledger.lock.acquire()
+            self._pipe.send({**self._changes(), "op": "last"})
 
     @property
     def attention(self) -> bool:
@@ -81,26 +100,28 @@ class PipePort:
 
     def hand_over(self) -> None:
         self.save_at = time.monotonic() + self._interval
-        self._pipe.send(self._changes(force=False))
+        with self._sending:
+            self._pipe.send(self._changes())
 
     async def durable(self) -> None:
         self.save_at = time.monotonic() + self._interval
-        self._ask(self._changes(force=True))
+        self._ask(lambda: {**self._changes(), "force": True})
 
     async def obey(self) -> None:
         if self._ledger.dirty:
-            self._pipe.send(self._changes(force=False))
-        self._ask({"op": "obey"})
+            self.hand_over()
+        self._ask(lambda: {"op": "obey"})
 
-    def _changes(self, *, force: bool) -> dict[str, Any]:
+    def _changes(self) -> dict[str, Any]:
         put, drop = self._ledger.collect()
         text = {key: data.decode() for key, data in put.items()}
-        return {"op": "save", "put": text, "drop": list(drop), "force": force}
+        return {"op": "save", "put": text, "drop": list(drop), "force": False}
 
-    def _ask(self, message: dict[str, Any]) -> None:
+    def _ask(self, message: Callable[[], dict[str, Any]]) -> None:
         with self._asking:
             self.check()
-            self._pipe.send(message)
+            with self._sending:
+                self._pipe.send(message())
             answer = self._pipe.receive()
         if answer is None:
             raise StepInterrupted("the parent process is gone")
@@ -112,7 +133,7 @@ class PipePort:
 
     def _look(self) -> None:
         if time.monotonic() >= self._look_at:
-            self._ask({"op": "look"})
+            self._ask(lambda: {"op": "look"})
 
     def must_stop(self) -> bool:
         return False
@@ -146,13 +167,36 @@ class PipePort:
         raise UnsupportedInProcessError("start_child")
 
     def call_from_thread(self, function: Callable[..., Any], *args: Any, lasting: bool = False) -> Any:
-        """There is no loop here: none of the port's coroutines ever waits for one."""
+        """There is no loop here: none of the port's coroutines ever waits for one, and what a step brings must not."""
         coroutine = function(*args)
         try:
             coroutine.send(None)
         except StopIteration as stop:
             return stop.value
-        raise UnsupportedInProcessError(getattr(function, "__name__", "this call"))
+        except RuntimeError as error:
+            if not any(words in str(error) for words in _NO_LOOP):
+                raise
+            raise UnsupportedInProcessError(WAITS) from error
+        raise UnsupportedInProcessError(WAITS)
+
+
+class Listener:
+    """Waits, in a thread, for the parent to say that it is about to kill this process. Only for steps with a context:
+    others have nothing to hand over, and their program may want to be of one thread, to fork say."""
+
+    def __init__(self, bell: socket.socket) -> None:
+        self._bell = bell
+        self._port: PipePort | None = None
+
+    def attend(self, port: PipePort) -> None:
+        begun, self._port = self._port is not None, port
+        if not begun:
+            threading.Thread(target=self._listen, name="longrun-last-words", daemon=True).start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone, and we are next
+            if self._bell.recv(1) and self._port is not None:
+                self._port.last_words()
 
 
 class ChildContext(SyncStepContext):
@@ -178,18 +222,19 @@ class ChildContext(SyncStepContext):
 def main() -> None:
     _die_with_parent()
     _leave_signals_to_parent()
-    end = socket.socket(fileno=int(sys.argv[1]))
-    end.set_inheritable(False)  # what the step starts must not keep the pipe open when we are gone
-    os.register_at_fork(after_in_child=end.close)
-    pipe = Pipe(end)
+    end, bell = [socket.socket(fileno=int(number)) for number in sys.argv[1:]]
+    for one in (end, bell):
+        one.set_inheritable(False)  # what the step starts must not keep the pipe open when we are gone
+        os.register_at_fork(after_in_child=one.close)
+    pipe, listener = Pipe(end), Listener(bell)
     while (job := pipe.receive()) is not None:
         try:
-            pipe.send(_run(pipe, job))
+            pipe.send(_run(pipe, listener, job))
         except (StepInterrupted, OSError):
             return
 
 
-def _run(pipe: Pipe, job: dict[str, Any]) -> dict[str, Any]:
+def _run(pipe: Pipe, listener: Listener, job: dict[str, Any]) -> dict[str, Any]:
     try:
         function = _find(job)
         step = StepRegistry().register("step", function)
@@ -197,15 +242,15 @@ def _run(pipe: Pipe, job: dict[str, Any]) -> dict[str, Any]:
         state = codec.structure(job["state"], step.state_type, "state")
         interval = math.inf if job["interval"] is None else job["interval"]
         port = PipePort(job["info"]["step"], pipe, ledger, interval)
-        args = (_context(job, port, ledger), state) if job["takes_context"] else (state,)
+        args: tuple[Any, ...] = (state,)
+        if job["takes_context"]:
+            args = (_context(job, port, ledger), state)
+            listener.attend(port)
         try:
             with carried(job["carrier"]):
                 value = step.function(*args)
         finally:
             port.end()
-        ledger.forget_groups()
-        if ledger.dirty:
-            port.hand_over()
         return _returned(step, value)
     except StepInterrupted:
         raise
@@ -217,7 +262,7 @@ def _raised(error: BaseException) -> dict[str, Any]:
     return {
         "op": "raised",
         "name": type(error).__name__,
-        "kinds": [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__],
+        "kinds": [class_name(kind) for kind in type(error).__mro__],
         "text": text_of(error),
         "trace": "".join(traceback.format_exception(error))[-8000:],
     }
@@ -230,16 +275,21 @@ def _context(job: dict[str, Any], port: PipePort, ledger: Ledger) -> SyncStepCon
 
 
 def _returned(step: Step, value: Any) -> dict[str, Any]:
+    """What the step has returned. Its state is written by what the step says of it; of an instance, where the step says
+    nothing, by its class: the parent knows who receives it."""
     directive, fields = None, {}
     if isinstance(value, DIRECTIVES):
         directive = type(value).__name__
         fields = {name: part for name, part in attrs.asdict(value, recurse=False).items() if name != "state"}
         value = value.state
+    kind = step.state_type if directive == Repeat.__name__ else step.result_type
+    unsaid = directive != Repeat.__name__ and not step.says_result and codec.has_fields(type(value))
     return {
         "op": "returned",
         "directive": directive,
         "fields": codec.unstructure(fields, dict, "directive"),
-        "state": codec.unstructure(value, step.result_type),
+        "class": class_name(type(value)) if unsaid else None,
+        "state": codec.unstructure(value, type(value) if unsaid else kind),
     }
 
 

@@ -12,12 +12,16 @@ name the place (`state['items'][3].name`) and types, never a value.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from attrs import frozen
 
 from longrun.encoding import plain
 from longrun.encoding.annotations import compile_annotation
+from longrun.encoding.classes import PerhapsForm
 from longrun.encoding.forms import MAX_TYPED_DEPTH, Form, Mismatch, Unfit, depth, is_recursive
-from longrun.encoding.plain import MAX_DEPTH, Damaged, Json, Refused, dumps, loads
+from longrun.encoding.plain import MAX_DEPTH, Damaged, Json, Refused, dumps, has_fields, loads
 from longrun.errors import CorruptDataError, NotStorableError, StateMismatchError, TooLargeError
 
 __all__ = [
@@ -27,12 +31,28 @@ __all__ = [
     "decode",
     "dumps",
     "encode",
+    "has_fields",
     "loads",
+    "perhaps",
     "structure",
     "unstructure",
 ]
 
 DEFAULT_LIMIT = 64 * 1024 * 1024
+
+
+@frozen
+class Perhaps:
+    """An annotation of ours: what it names, or anything plain. For a result of which the step says nothing."""
+
+    annotation: Any
+
+
+def perhaps(annotation: Any) -> Any:
+    """`Perhaps`, if the annotation names an attrs class or a dataclass; Any, if nothing but plain data can be meant."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    named = any(isinstance(part, type) and has_fields(part) for part in parts)
+    return Perhaps(annotation) if named else Any
 
 
 def encode(value: Any, annotation: Any = Any, *, path: str = "state", limit: int = DEFAULT_LIMIT) -> bytes:
@@ -96,8 +116,9 @@ def _form(annotation: Any) -> tuple[Form, bool]:
 @lru_cache(maxsize=1024)
 def _compiled(annotation: Any) -> tuple[Form, bool]:
     """The form of an annotation, and whether it holds itself."""
+    unsaid = isinstance(annotation, Perhaps)
     try:
-        form = compile_annotation(annotation)
+        form = compile_annotation(annotation.annotation if unsaid else annotation)
     except Unfit as unfit:
         raise NotStorableError(unfit.path(""), unfit.problem) from None
-    return form, is_recursive(form)
+    return PerhapsForm(form) if unsaid else form, is_recursive(form)

@@ -292,7 +292,7 @@ class Crew(Starting):
     def _engine_of_processes(self) -> Engine:
         from longrun.process import ProcessEngine  # when a step first needs it
 
-        engine: Engine = ProcessEngine()
+        engine: Engine = ProcessEngine(self.registry.by_name)
         if self.telemetry is not None:
             engine = self.telemetry.engine("process", engine)
         self._engines["process"] = engine

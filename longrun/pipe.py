@@ -24,6 +24,11 @@ loading_main = False
 """Whether this is a child process that loads the program to find a step in it."""
 
 
+def class_name(kind: type) -> str:
+    """What a class is called on its way to the other side."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 class Pipe:
     """One end of a socket pair: read by one thread at a time, written to by any."""
 

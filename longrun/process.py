@@ -15,7 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import anyio
@@ -23,10 +24,17 @@ import attrs
 
 from longrun import codec, errors
 from longrun.attempt import Attempt
-from longrun.errors import StepProcessError, StepSignatureError, UnsupportedInProcessError
+from longrun.errors import (
+    NotStorableError,
+    RegistrationError,
+    StepInterrupted,
+    StepProcessError,
+    StepSignatureError,
+    UnsupportedInProcessError,
+)
 from longrun.pipe import MAIN, UNTIL_READY, Pipe
 from longrun.records import Progress
-from longrun.registry import DIRECTIVES, Step
+from longrun.registry import DIRECTIVES, Repeat, Step
 from longrun.stores.readers import apart
 from longrun.telemetry import carrier
 from longrun.threads import call_from_thread
@@ -35,6 +43,8 @@ IDLE = 4
 """Children kept for the next step once theirs has ended."""
 LAST_WORDS = 2.0
 """How long a child that has closed its pipe, or was killed, may take to end."""
+LAST_CAPTURE = 0.25
+"""How long one that is to be killed may take to hand over what its step has captured."""
 DIRECTIVE = {kind.__name__: kind for kind in DIRECTIVES}
 
 
@@ -46,14 +56,18 @@ class Child:
     """A child process that runs one step at a time."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs, _held_back(UNTIL_READY):
+        (ours, theirs), (self._bell, bell) = socket.socketpair(), socket.socketpair()
+        with theirs, bell, _held_back(UNTIL_READY):
+            numbers = (theirs.fileno(), bell.fileno())
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "longrun.child", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                [sys.executable, "-m", "longrun.child", *map(str, numbers)],
+                pass_fds=numbers,
                 stdin=subprocess.DEVNULL,
             )
         self.pipe = Pipe(ours)
+        self.silent = threading.Event()
+        """Nobody reads what it says: it has no job, or has said its last."""
+        self.silent.set()
 
     @property
     def alive(self) -> bool:
@@ -61,7 +75,19 @@ class Child:
 
     def kill(self) -> None:
         self._process.kill()
+        self.close()
+
+    def close(self) -> None:
         self.pipe.close()
+        self._bell.close()
+
+    async def stopped(self) -> None:
+        """Let it hand over what its step has captured, as long as that may take, and kill it."""
+        with anyio.move_on_after(LAST_CAPTURE, shield=True):
+            with contextlib.suppress(OSError):
+                self._bell.send(b"!")
+            await apart(self.silent.wait, shield=False)
+        await self.killed()
 
     async def killed(self) -> None:
         """Kill it and see it gone, in a thread: one with much memory takes its time. One that hangs in the kernel, on a
@@ -72,7 +98,7 @@ class Child:
 
     def end(self) -> str:
         """Close the pipe, which ends an idle child, and say how it ended. Only for threads: it may take a while."""
-        self.pipe.close()
+        self.close()
         try:
             code = self._process.wait(LAST_WORDS)
         except subprocess.TimeoutExpired:
@@ -98,12 +124,15 @@ def _held_back(signals: Iterable[signal.Signals]) -> Iterator[None]:
 class ProcessEngine:
     """Child processes, started as they are needed and kept for a while."""
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, steps: Mapping[str, Step], limit: int | None = None) -> None:
+        """`steps` are those of the program: they say what a child's instances are."""
+        self._steps = steps
         self._places = anyio.Semaphore(limit or max(4, 2 * (os.cpu_count() or 1)))
         self._idle: list[Child] = []
 
     async def run(self, attempt: Attempt, state: Any) -> Any:
-        _check_found(attempt.step)
+        step = attempt.step
+        _check_found(step)
         async with self._places:
             child = self._child()
             finished = False
@@ -112,9 +141,11 @@ class ProcessEngine:
                 finished = True
             finally:
                 if not finished:
-                    await child.killed()
+                    await (child.stopped() if step.takes_context else child.killed())
             await self._keep(child)
-        return _returned(attempt.step, outcome)
+        if outcome["op"] == "raised":
+            raise _error(step, outcome)
+        return _returned(step, outcome, self._steps)
 
     def _child(self) -> Child:
         # In the loop's thread: on Linux, a child that asked to die with its parent dies with the thread that made it.
@@ -122,7 +153,7 @@ class ProcessEngine:
             child = self._idle.pop()
             if child.alive:
                 return child
-            child.pipe.close()
+            child.close()
         return Child()
 
     async def _keep(self, child: Child) -> None:
@@ -185,6 +216,21 @@ def _main() -> dict[str, str] | None:
 
 def _drive(attempt: Attempt, child: Child, job: dict[str, Any]) -> dict[str, Any]:
     """In a step thread: give the child its job, answer its calls, and return its last message."""
+    child.silent.clear()
+    try:
+        return _conversation(attempt, child, job)
+    except StepInterrupted:  # it was in the middle of a call; the child is being asked for its last words
+        while (message := child.pipe.receive()) is not None and message["op"] != "last":
+            if message["op"] == "save":
+                _record(attempt, message)
+        if message is not None:
+            _record(attempt, message)
+        raise
+    finally:
+        child.silent.set()
+
+
+def _conversation(attempt: Attempt, child: Child, job: dict[str, Any]) -> dict[str, Any]:
     try:
         child.pipe.send(job)
     except OSError:
@@ -193,20 +239,27 @@ def _drive(attempt: Attempt, child: Child, job: dict[str, Any]) -> dict[str, Any
         message = child.pipe.receive()
         if message is None:
             raise StepProcessError(attempt.step.name, child.end())
-        if message["op"] == "returned":
+        if message["op"] in ("returned", "raised"):
             return message
-        if message["op"] == "raised":
-            raise _error(attempt.step, message)
+        if message["op"] == "last":
+            _record(attempt, message)
+            return message
         _serve(attempt, child, message)
+
+
+def _record(attempt: Attempt, changes: dict[str, Any]) -> None:
+    """Take over what the child has captured: all of it at once, since a save may come at any moment."""
+    ledger = attempt.ledger
+    with ledger.lock:
+        ledger.drop(changes["drop"])
+        for key, text in changes["put"].items():
+            ledger.record(key, text.encode())
 
 
 def _serve(attempt: Attempt, child: Child, message: dict[str, Any]) -> None:
     op = message["op"]
     if op == "save":
-        for key in message["drop"]:
-            attempt.ledger.drop([key])
-        for key, text in message["put"].items():
-            attempt.ledger.record(key, text.encode())
+        _record(attempt, message)
         if not message["force"]:
             attempt.hand_over()
             return
@@ -222,13 +275,26 @@ def _serve(attempt: Attempt, child: Child, message: dict[str, Any]) -> None:
     child.pipe.send(answer)
 
 
-def _returned(step: Step, message: dict[str, Any]) -> Any:
-    value = codec.structure(message["state"], step.result_type, "state")
+def _returned(step: Step, message: dict[str, Any], steps: Mapping[str, Step]) -> Any:
     directive = message["directive"]
+    value = codec.structure(message["state"], _type_of(step, message, steps), "state")
     if directive is None:
         return value
     fields = codec.structure(message["fields"], dict, "directive")
     return DIRECTIVE[directive](**fields, state=value)
+
+
+def _type_of(step: Step, message: dict[str, Any], steps: Mapping[str, Step]) -> Any:
+    """What the state that a step has returned was written by. Of an instance of which the step itself says nothing, the
+    class must be one that a step of this program receives."""
+    name = message["class"]
+    if name is None:
+        return step.state_type if message["directive"] == Repeat.__name__ else step.result_type
+    for other in (step, *steps.values()):
+        with contextlib.suppress(RegistrationError):  # an annotation that cannot be resolved: told when that step runs
+            if isinstance(other.state_type, type) and _name_there(other.state_type) == name:
+                return other.state_type
+    raise NotStorableError("state", f"it is an instance of {name}, which no step receives; annotate what is returned")
 
 
 def _error(step: Step, message: dict[str, Any]) -> Exception:

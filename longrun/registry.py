@@ -114,8 +114,13 @@ class Step:
 
     @property
     def result_type(self) -> Any:
-        """The annotation of the state it returns, directives left out."""
+        """The annotation of the state it returns, directives left out. One that says nothing else may mean the class
+        that it receives."""
         return (self._types or self._resolved())["result"]
+
+    @property
+    def says_result(self) -> bool:
+        return bool((self._types or self._resolved())["said"])
 
     def _resolved(self) -> dict[str, Any]:
         """On first use: a forward reference may name a class defined below the step."""
@@ -421,7 +426,9 @@ def _resolve(name: str, function: StepFunction, takes_context: bool) -> dict[str
     ]
     state = parameters[1 if takes_context else 0]
     hints = type_hints(name, function, (state.name, "return"))
-    return {"state": hints.get(state.name, Any), "result": _without_directives(hints.get("return", Any))}
+    received, given = hints.get(state.name, Any), _without_directives(hints.get("return", Any))
+    said = given is not Any
+    return {"state": received, "result": given if said else codec.perhaps(received), "said": said}
 
 
 def type_hints(name: str, function: StepFunction, wanted: tuple[str, ...] = ("return",)) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import signal
@@ -13,9 +14,11 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+import anyio
+import trio
 from attrs import frozen
 
-from longrun import Goto, NonRetryable, SyncStepContext
+from longrun import Finish, Goto, NonRetryable, Repeat, SyncStepContext
 
 
 @frozen
@@ -301,3 +304,47 @@ def terminate_helpers(state: dict[str, Any]) -> list[int]:
     os.kill(forked, signal.SIGTERM)
     os.close(write)
     return [*codes, os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])]
+
+
+def count_and_hang(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
+    """Count items as fast as they come, until one of them fails, or never ends, in the first attempt."""
+    for item in ctx.each("items", range(6)):
+        with Path(state["ledger"]).open("a") as ledger:
+            ledger.write(f"{item} ")
+        if item == state["fails_at"] and ctx.attempt == 1:
+            ctx.progress(item)
+            if state["how"] == "hang":
+                threading.Event().wait()
+            raise ValueError(item)
+        ctx.local["sum"] = ctx.local.get("sum", 0) + item
+    return {"sum": ctx.local["sum"], "pid": os.getpid()}
+
+
+def note_and_fail(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]:
+    if ctx.attempt == 1:
+        ctx.local["x"] = 1
+        ctx.checkpoint()
+        raise ValueError("no good")
+    return dict(ctx.local)
+
+
+def once_async(ctx: SyncStepContext, state: str) -> Any:
+    return ctx.once("a", {"asyncio": asyncio.sleep, "anyio": anyio.sleep, "trio": trio.sleep}[state], 0.1)
+
+
+def read_on(ctx: SyncStepContext, page: Page) -> Repeat | Finish:
+    following = Page(url=page.url, size=page.size + 1)
+    return Repeat(following) if ctx.iteration < 2 else Finish(following)
+
+
+def make_a_page(state: str):
+    return Page(url=state, size=0)
+
+
+@frozen
+class Leaf:
+    number: int
+
+
+def make_a_leaf(state: str):
+    return Leaf(number=1)

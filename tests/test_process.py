@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from longrun import (
     process,
 )
 from longrun.errors import StepProcessError, UnsupportedInProcessError
+from longrun.ledger import Ledger
 from longrun.process import IDLE, Child, ProcessEngine, _drive, _serve
 from tests import process_steps
 
@@ -104,6 +106,85 @@ async def test_the_policy_recognises_the_kind_of_a_childs_error() -> None:
     assert caught.value.attempt == 1
 
 
+@pytest.mark.parametrize("how", ["fail", "hang"])
+async def test_the_last_capture_is_flushed_however_an_attempt_ends(tmp_path: Path, how: str) -> None:
+    """An error, or a time-out of which the child knows nothing: the next attempt begins with the item that was open."""
+    registry = registry_of(process_steps.count_and_hang, retry=QUICK, timeout=2.0 if how == "hang" else None)
+    state = {"fails_at": 3, "how": how, "ledger": str(tmp_path / "ledger")}
+    assert (await result_of(registry, state))["sum"] == 15
+    assert (tmp_path / "ledger").read_text().split() == ["0", "1", "2", "3", "3", "4", "5"]
+
+
+async def test_a_capture_before_an_error_is_what_the_next_attempt_begins_with() -> None:
+    assert await result_of(registry_of(process_steps.note_and_fail, retry=QUICK), {}) == {"x": 1}
+
+
+async def test_an_interrupting_pause_flushes_the_last_capture(tmp_path: Path) -> None:
+    state = {"fails_at": 3, "how": "hang", "ledger": str(tmp_path / "ledger")}
+    async with Executor(registry_of(process_steps.count_and_hang), store="memory:") as executor:
+        with anyio.fail_after(30):
+            run = await executor.start("w", state)
+            while (await read_when_there(tmp_path / "ledger")).split() != ["0", "1", "2", "3"]:
+                await anyio.lowlevel.checkpoint()
+            await run.pause(interrupt=True)
+            entries = (await executor.store.load(run.id)).entries
+    assert entries["each:items"] == b'{"n":3,"of":6}'
+
+
+async def test_a_step_that_failed_leaves_its_child_to_the_next_attempt(tmp_path: Path) -> None:
+    registry = registry_of(process_steps.double, process_steps.count_and_hang, retry=QUICK)
+    state = {"n": 1, "fails_at": 3, "how": "fail", "ledger": str(tmp_path / "ledger")}
+    async with Executor(registry, store="memory:") as executor:
+        with anyio.fail_after(30):
+            run = await executor.start("w", state)
+            result = await run.result()
+            first = next(one.state["pid"] for one in await executor.history(run.id) if "pid" in one.state)
+    assert result["pid"] == first
+
+
+def test_what_a_child_has_captured_is_taken_over_at_once() -> None:
+    """A save that came in between would hold half of it."""
+
+    class Watched(Ledger):
+        def record(self, key: str, data: bytes) -> None:
+            found.append(elsewhere(lambda: self.lock.acquire(blocking=False)))
+            super().record(key, data)
+
+    class Attempt:
+        ledger = Watched({"once:a": b"1"})
+
+        def hand_over(self) -> None:
+            found.append(sorted(self.ledger.entries))
+
+    def elsewhere(function: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function).result()
+
+    found: list[Any] = []
+    attempt: Any = Attempt()
+    child: Any = None
+    changes = {"op": "save", "drop": ["once:a"], "put": {"each:b": "2", "local": "{}"}, "force": False}
+    _serve(attempt, child, changes)
+    assert found == [False, False, ["each:b", "local"]]
+
+
+async def test_instances_cross_the_pipe_where_the_step_says_nothing_of_them() -> None:
+    """As they do from a thread: by the class of who receives them, the step itself included."""
+    page = process_steps.Page
+    assert await result_of(registry_of(process_steps.read_on), page(url="u", size=1)) == page(url="u", size=4)
+    registry = registry_of(process_steps.make_a_page, process_steps.typed)
+    assert await result_of(registry, "u") == page(url="u", size=1)
+    with pytest.raises(ExecutionFailedError, match=r"Leaf, which no step receives"):
+        await result_of(registry_of(process_steps.make_a_leaf, retry=QUICK), "u")
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "anyio", "trio"])
+async def test_once_awaits_nothing_in_a_child(loop: str) -> None:
+    with pytest.raises(ExecutionFailedError, match="async function that waits does not work in a child") as caught:
+        await result_of(registry_of(process_steps.once_async, retry=QUICK), loop)
+    assert caught.value.attempt == 1
+
+
 async def test_progress_inside_the_step_survives_the_death_of_the_child(tmp_path: Path) -> None:
     state = {"items": 6, "dies_at": 3, "ledger": str(tmp_path / "ledger")}
     result = await result_of(registry_of(process_steps.count, retry=QUICK), state)
@@ -173,7 +254,7 @@ async def test_the_time_of_a_step_begins_when_there_is_a_child_for_it(tmp_path: 
     registry.register(None, process_steps.wait_until_told, run_in="process")
     registry.workflow("wait", ["wait_until_told"])
     async with Executor(registry, store="memory:") as executor:
-        executor._engines["process"] = ProcessEngine(limit=1)
+        executor._engines["process"] = ProcessEngine({}, limit=1)
         with anyio.fail_after(30):
             first = await executor.start("wait", {"told": str(tmp_path / "told"), "pid_file": str(tmp_path / "pid")})
             await read_when_there(tmp_path / "pid")
@@ -382,7 +463,7 @@ async def test_a_child_that_died_while_it_was_idle_is_replaced() -> None:
 
 
 async def test_only_some_children_are_kept_for_later() -> None:
-    engine = ProcessEngine()
+    engine = ProcessEngine({})
     children = [Child() for _ in range(IDLE + 1)]
     for child in children:
         await engine._keep(child)
@@ -409,7 +490,7 @@ def test_a_child_that_is_gone_before_it_has_its_job_fails_the_attempt() -> None:
 def test_a_signal_to_the_whole_group_does_not_end_a_child_that_is_just_starting(number: signal.Signals) -> None:
     child = Child()
     child._process.send_signal(number)
-    child.pipe.close()
+    child.close()
     assert child._process.wait(30) == 0
     assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -23,8 +24,10 @@ CALM = {"attention": False, "shutting_down": False, "time_left": None}
 
 
 class Child:
-    def __init__(self, pipe: Pipe, process: subprocess.Popen[bytes]) -> None:
-        self.pipe, self.process = pipe, process
+    def __init__(self, pipe: Pipe, process: subprocess.Popen[bytes], bell: socket.socket) -> None:
+        self.pipe, self.process, self.bell = pipe, process, bell
+        self.code = 0
+        """How it is to end."""
 
     def run(self, function: Any, state: Any = None, *, context: bool = True, **more: Any) -> None:
         """Give it a step to run."""
@@ -65,17 +68,19 @@ class Child:
 
 @pytest.fixture
 def child() -> Iterator[Child]:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        command = [sys.executable, "-m", "longrun.child", str(theirs.fileno())]
-        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), cwd=ROOT)
-    made = Child(Pipe(ours), process)
+    (ours, theirs), (bell, heard) = socket.socketpair(), socket.socketpair()
+    with theirs, heard:
+        numbers = (theirs.fileno(), heard.fileno())
+        command = [sys.executable, "-m", "longrun.child", *map(str, numbers)]
+        process = subprocess.Popen(command, pass_fds=numbers, cwd=ROOT)
+    made = Child(Pipe(ours), process, bell)
     try:
         yield made
-        assert made.ends() == 0  # whatever happened in it: a closed pipe is how it is told to leave
+        assert made.ends() == made.code  # whatever happened in it: a closed pipe is how it is told to leave
     finally:
         process.kill()
         process.wait()
+        bell.close()
         with contextlib.suppress(OSError):
             ours.close()
 
@@ -92,6 +97,7 @@ def test_one_child_runs_step_after_step(child: Child) -> None:
         "op": "returned",
         "directive": "Goto",
         "fields": {"step": "double"},
+        "class": None,
         "state": {"n": 1},
     }
 
@@ -319,3 +325,15 @@ def test_what_several_threads_say_at_once_is_not_mixed_up() -> None:
         for thread in threads:
             thread.join()
     assert sorted(message["text"] for message in messages if message) == texts
+
+
+def test_before_it_is_killed_it_says_what_it_has_captured_and_captures_no_more(child: Child) -> None:
+    child.code = -signal.SIGKILL
+    child.run(process_steps.count_and_hang, {"fails_at": 3, "ledger": os.devnull, "how": "hang"})
+    while child.says().get("done") != 3:
+        pass
+    child.bell.send(b"!")
+    while (message := child.says())["op"] != "last":
+        pass
+    assert message["put"] == {"each:items": '{"n":3,"of":6}', "local": '{"sum":3}'}
+    child.process.kill()

@@ -377,6 +377,40 @@ async def test_a_result_behind_a_sleep_is_typed_too(store):
         assert await (await executor.handle("a")).result() == TOTAL
 
 
+@pytest.mark.parametrize("end", ["finish", "sleep", "return"])
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_result_of_which_the_step_says_nothing_may_be_of_the_class_that_it_receives(store, end, plain):
+    """An agent that says only where it goes on has made all its calls by then; what it ends with is not lost."""
+    registry, clock = StepRegistry(), ManualClock(autojump=True)
+
+    def ended(state: Total) -> Any:
+        return {"amount": state.amount} if plain else state
+
+    @registry.step
+    async def finish(state: Total) -> Repeat | Finish:
+        if state.amount < 3:
+            return Repeat(attrs.evolve(state, amount=state.amount + 1))
+        return Finish(ended(state))
+
+    @registry.step
+    async def sleep(state: Total) -> Sleep:
+        return Sleep(1, ended(attrs.evolve(state, amount=Decimal(3))))
+
+    @registry.step(name="return")
+    async def give(state: Total | None):  # it says nothing
+        assert state is not None
+        return ended(attrs.evolve(state, amount=Decimal(3)))
+
+    registry.workflow("w", [end])
+    first = Total(Decimal(1), datetime(2026, 1, 1, tzinfo=UTC))
+    expected = {"amount": Decimal(3)} if plain else attrs.evolve(first, amount=Decimal(3))
+    async with Executor(registry, store=store, clock=clock) as executor:
+        run = await executor.start("w", first, id="a")
+        assert await run.result() == expected
+    async with Executor(registry, store=store, clock=clock) as executor:
+        assert await (await executor.handle("a")).result() == expected
+
+
 async def test_a_history_can_be_read_although_a_class_has_changed(registry, store):
     async with Executor(registry, store=store) as executor:
         await (await executor.start("shop", BASKET, id="a")).result()

@@ -6,6 +6,7 @@ union of several is told apart by the fields, and where that is not certain the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import NoneType
@@ -14,7 +15,17 @@ from typing import Any
 import attrs
 
 from longrun.encoding.forms import ALL_SHAPES, Form, Mismatch, PlainForm, Unfit, is_plain, read_at, shape
-from longrun.encoding.plain import TAG, Json, Located, Refused, key_part, to_plain, type_name
+from longrun.encoding.plain import (
+    TAG,
+    Json,
+    Located,
+    Refused,
+    from_plain,
+    has_fields,
+    key_part,
+    to_plain,
+    type_name,
+)
 
 
 @attrs.frozen(eq=False)
@@ -254,6 +265,26 @@ class OptionalForm(Form):
 
     def read(self, tree: Json) -> Any:
         return None if tree is None else self.inner.read(tree)
+
+
+class PerhapsForm(Form):
+    """What may be of a class, and may be anything plain: nobody has said. A dict that reads as the class is one."""
+
+    def __init__(self, inner: Form) -> None:
+        self.name, self.inner = f"{inner.name}, or plain data", inner
+        self.outer, self.shapes = (object,), ALL_SHAPES
+
+    def parts(self) -> list[tuple[str, Form]]:
+        return [("", self.inner)]
+
+    def write(self, value: Any) -> Json:
+        return self.inner.write(value) if has_fields(type(value)) else to_plain(value)
+
+    def read(self, tree: Json) -> Any:
+        if isinstance(tree, dict):
+            with contextlib.suppress(Mismatch):
+                return self.inner.read(tree)
+        return from_plain(tree)
 
 
 class AliasForm(Form):

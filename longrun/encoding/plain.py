@@ -149,6 +149,11 @@ def to_plain(value: Any, room: int = MAX_DEPTH) -> Json:
     return write(value, room)
 
 
+def has_fields(kind: type) -> bool:
+    """Whether it is an attrs class or a dataclass, whose instances are stored by their fields where that is said."""
+    return hasattr(kind, "__attrs_attrs__") or hasattr(kind, "__dataclass_fields__")
+
+
 def why_not(value: object) -> str:
     """Why a value has no plain form, in terms of its type only."""
     kind = type(value)
@@ -159,7 +164,7 @@ def why_not(value: object) -> str:
         if isinstance(value, known):
             base = type_name(known)
             return f"{name} is a subclass of {base} and would come back as a plain {base}; convert it first"
-    if hasattr(kind, "__attrs_attrs__") or hasattr(kind, "__dataclass_fields__"):
+    if has_fields(kind):
         return f"it is an instance of {name}, and the annotation does not say so; annotate the place with {name}"
     return f"{name} is neither a JSON value nor one of {_KNOWN}"
 

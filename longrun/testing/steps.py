@@ -22,7 +22,7 @@ from longrun.ledger import Ledger
 from longrun.loops import current_loop
 from longrun.port import StepInfo
 from longrun.records import Execution, ExecutionState, Progress
-from longrun.registry import AD_HOC, DIRECTIVES, Step, StepFunction, StepRegistry
+from longrun.registry import AD_HOC, DIRECTIVES, Finish, Step, StepFunction, StepRegistry
 from longrun.starting import child_id
 from longrun.threads import StepThreads
 
@@ -186,7 +186,7 @@ async def run_step(
     state = returned if directive is None else directive.state
     return StepRun(
         returned=returned,
-        state=_through_the_codec(state, _type_of(state, found)),
+        state=_through_the_codec(state, _type_of(returned, state, found)),
         directive=directive,
         local=left,
         progress=shown,
@@ -241,11 +241,12 @@ def _with_local(entries: Mapping[str, bytes] | None, local: Mapping[Any, Any] | 
     return given
 
 
-def _type_of(state: Any, step: Step) -> Any:
-    """What the step says that it gives; if it says nothing, or only where the execution goes on, what it gave: a step
-    behind it would say so."""
-    is_class = hasattr(type(state), "__attrs_attrs__") or hasattr(type(state), "__dataclass_fields__")
-    return type(state) if step.result_type is Any and is_class else step.result_type
+def _type_of(returned: Any, state: Any, step: Step) -> Any:
+    """What the step says that it gives; if it says nothing, what it gave: a step behind it would say so. None is behind
+    a `Finish`."""
+    if step.says_result or isinstance(returned, Finish) or not codec.has_fields(type(state)):
+        return step.result_type
+    return type(state)
 
 
 def _through_the_codec(state: Any, annotation: Any) -> Any:
