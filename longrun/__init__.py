@@ -1,6 +1,7 @@
 """longrun: named steps that survive a crash.
 
-The map follows the life of an execution; imports only go down this list.
+The map follows the life of an execution. What stands further up uses what stands further down, with few exceptions; of
+the modules not named here each says in its first lines where it belongs.
 
     define      registry    steps and workflows by name; what a step may return
     start       executor    run many; office: what clients do too; desk, control_room: look and control

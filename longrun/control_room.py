@@ -97,7 +97,8 @@ class ControlRoom(Desk, abc.ABC):
         await self._request(id, "pause", PAUSABLE, options=options, timeout=timeout)
 
     async def resume(self, id: str, *, state: Any = UNCHANGED, timeout: float | None = None) -> None:
-        """Go on: in the living owner, else here. `state` replaces the state of a paused or blocked execution."""
+        """Go on: in the living owner, else here. `state` replaces the state of a paused or blocked execution, and
+        leaves what the step in flight has got done, its cursors and memos, as it is."""
         if state is not UNCHANGED:
             current = (await self.store.load(check_id(id))).head.state
             if current not in (State.PAUSED, State.BLOCKED):

@@ -50,7 +50,18 @@ from typing import Any
 
 
 class LongrunError(Exception):
-    """The root of every error that longrun raises."""
+    """The root of every error that longrun raises. It can be copied, and sent to another process, as it is."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[LongrunError], args: tuple[Any, ...], fields: dict[str, Any]) -> LongrunError:
+    """An error again. Its own arguments are gone: what they were made into is there."""
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class ConfigError(LongrunError, ValueError):
@@ -118,12 +129,12 @@ class ExecutionNotFoundError(ExecutionError):
 
 
 class ExecutionExistsError(ExecutionError):
-    def __init__(self, execution_id: str, stored: str, asked: str) -> None:
+    """`asked` is the workflow that was to be started; None for a fork, which needs a new id in any case."""
+
+    def __init__(self, execution_id: str, stored: str, asked: str | None = None) -> None:
         self.stored, self.asked = stored, asked
-        super().__init__(
-            execution_id,
-            f"execution {execution_id!r} exists already, of workflow {stored!r} and not {asked!r}; use another id",
-        )
+        of = f"of workflow {stored!r}" if asked is None else f"of workflow {stored!r} and not {asked!r}"
+        super().__init__(execution_id, f"execution {execution_id!r} exists already, {of}; use another id")
 
 
 class _EndedError(ExecutionError):

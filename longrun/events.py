@@ -7,6 +7,7 @@ executions nothing: each has a bounded buffer of its own, and what does not fit 
 from __future__ import annotations
 
 import enum
+import inspect
 import threading
 import weakref
 from collections import deque
@@ -257,7 +258,7 @@ class _Callback:
         while True:
             while self._buffer:
                 try:
-                    self._listener(self._buffer[0])
+                    self._call_plainly(self._buffer[0])
                 except BaseException as error:  # its thread is our own: nothing but the listener can end it
                     self._report(error)
                 self._buffer.popleft()
@@ -266,6 +267,12 @@ class _Callback:
                 return
             self._wake.wait()
             self._wake.clear()
+
+    def _call_plainly(self, event: ExecutionEvent) -> None:
+        answer = self._listener(event)
+        if inspect.iscoroutine(answer):
+            answer.close()
+            raise TypeError("a plain function that returns a coroutine, which nobody awaits")
 
     def _set_idle(self) -> None:
         if not self._buffer:

@@ -110,5 +110,5 @@ class Office(QueueDesk, Crew, abc.ABC):
         await self.note_queue(made.definition.queue)
         if not await self.create(made, forked_from=id):
             taken = await self.store.load(made.id)
-            raise ExecutionExistsError(made.id, taken.definition.workflow, f"a fork of {id!r}")
+            raise ExecutionExistsError(made.id, taken.definition.workflow)
         return ExecutionHandle(self, made.id)

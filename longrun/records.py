@@ -9,7 +9,7 @@ import enum
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -299,7 +299,7 @@ def _flag(instance: object, attribute: attrs.Attribute[Any], value: object) -> N
 
 
 def _errors(value: Any) -> tuple[type[BaseException], ...]:
-    kinds = value if isinstance(value, tuple) else (value,)
+    kinds = tuple(value) if isinstance(value, Iterable) else (value,)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise ConfigError("retry_on/give_up_on", kind, "give exception classes")
@@ -321,7 +321,7 @@ class RetryPolicy:
     jitter: bool = field(default=True, validator=_flag)
     """Draw each wait between a half and the whole."""
     retry_on: tuple[type[BaseException], ...] = field(default=(Exception,), converter=_errors)
-    """A class of errors, or a tuple of them."""
+    """A class of errors, or several."""
     give_up_on: tuple[type[BaseException], ...] = field(default=(), converter=_errors)
     """Errors that are not tried again, although `retry_on` names them."""
 

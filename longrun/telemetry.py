@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from longrun.stored import TRACE, Definition, Query, Save
 if TYPE_CHECKING:
     from longrun.attempt import Attempt, Engine
     from longrun.crew import Crew
-    from longrun.errors import LongrunError as Error
+    from longrun.outbox import Done
     from longrun.port import StepInfo
 
 SAMPLE_EVERY = 15.0
@@ -148,11 +148,11 @@ class Watch:
     def created(self, definition: Definition, stored: bool) -> None:
         self._tell("created", definition, stored)
 
-    def timed(self, save: Save, done: Callable[[Error | None], object]) -> Callable[[Error | None], object]:
+    def timed(self, save: Save, done: Done) -> Done:
         """`done`, which also tells how long the write took."""
         began = time.perf_counter()
 
-        def saved(error: Error | None) -> None:
+        def saved(error: LongrunError | None) -> None:
             if error is None:
                 self._tell("saved", time.perf_counter() - began, size_of(save))
             done(error)

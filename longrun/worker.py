@@ -23,6 +23,9 @@ from longrun.registry import StepRegistry
 from longrun.stores.store import CheckpointStore
 from longrun.telemetry import Observer
 
+CONCURRENCY = 100
+"""Executions at once, if nobody says how many."""
+
 
 class Worker(Executor):
     """Runs what was submitted to its queues, and whatever a dead worker left."""
@@ -36,21 +39,28 @@ class Worker(Executor):
         *,
         store: CheckpointStore | str,
         queues: Iterable[str] | None = None,
-        concurrency: int = 100,
+        concurrency: int | None = None,
         limits: Mapping[str, QueueLimit] | None = None,
         config: ExecutorConfig | None = None,
         on_event: Listener | None = None,
         clock: Clock | None = None,
         telemetry: Observer | Iterable[Observer] | None = None,
     ) -> None:
-        """`queues` None means all of them. `limits` are set in the store before anything is claimed, for all workers on
-        it; they stay when this one has gone. See `limit_queue` for what they mean."""
+        """`queues` None means all of them. `concurrency` is how many executions run at once: 100, unless it is said
+        here or as `max_concurrency` of the configuration. `limits` are set in the store before anything is claimed, for
+        all workers on it; they stay when this one has gone. See `limit_queue` for what they mean."""
         if isinstance(queues, str):
             raise ConfigError("queues", queues, "give a list of queue names")
         names = None if queues is None else frozenset(check_name("queue", name) for name in queues)
         if names is not None and not names:
             raise ConfigError("queues", (), "name at least one queue, or give None for all")
-        config = attrs.evolve(config or ExecutorConfig(), max_concurrency=concurrency)
+        config = config or ExecutorConfig()
+        said = config.max_concurrency
+        if concurrency is None:
+            concurrency = CONCURRENCY if said is None else said
+        elif said not in (None, concurrency):
+            raise ConfigError("concurrency", concurrency, f"the configuration is for {said}: say it once")
+        config = attrs.evolve(config, max_concurrency=concurrency)
         super().__init__(registry, store=store, config=config, on_event=on_event, clock=clock, telemetry=telemetry)
         self.queues = names
         self.sweeper.gates.wanted = _checked(limits or {})

@@ -372,7 +372,10 @@ def errors_page() -> str:
     parts = [
         "# Errors",
         GENERATED,
-        "Import them from `longrun`. Each builds its sentence from typed arguments and says what to do next.",
+        (
+            "Import them from `longrun`; `WriteOrderError`, which no caller sees, is in `longrun.errors`. "
+            "Each builds its sentence from typed arguments and says what to do next."
+        ),
         f"```text\n{tree}\n```",
         f"`StepInterrupted`, which is none of these: {cell(errors.StepInterrupted.__doc__ or '')}",
         "The arguments are attributes too:",

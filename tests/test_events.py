@@ -88,6 +88,17 @@ def test_the_types_are_those_of_the_contract():
     assert str(EventType.PAUSED) == "paused"
 
 
+async def test_a_plain_listener_that_returns_a_coroutine_is_told_of(registry, store, caplog):
+    async def later(event: ExecutionEvent) -> None: ...
+
+    def plain(event: ExecutionEvent) -> Any:
+        return later(event)
+
+    async with Executor(registry, store=store, on_event=plain) as executor:
+        await (await executor.start("work", 0)).result()
+    assert [line for line in caplog.messages if "listener.failed" in line and "TypeError" in line]
+
+
 @pytest.mark.parametrize("durability", ["step", "interval", "exit"])
 async def test_they_come_in_order_whatever_is_coalesced(registry, store, durability):
     events: list[ExecutionEvent] = []

@@ -12,7 +12,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+
+from longrun import FileCheckpointStore, LongrunError
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -40,6 +43,31 @@ def test_every_example_is_tested() -> None:
 def test_it_runs_and_a_second_run_finds_its_work_done(example: str, tmp_path: Path) -> None:
     assert EXPECTED[example] in run(example, tmp_path / "store")
     assert EXPECTED[example] in run(example, tmp_path / "store")
+
+
+def pages_done(directory: Path) -> int:
+    """How far the crawler's cursor has come."""
+
+    async def look() -> int:
+        try:
+            async with FileCheckpointStore(directory) as store:
+                entries = (await store.load("crawl-1")).entries
+        except LongrunError:  # it is not there yet
+            return 0
+        return int(json.loads(entries.get("each:pages", b'{"n": 0}'))["n"])
+
+    return anyio.run(look)
+
+
+def test_the_crawler_survives_the_kill_that_it_invites(tmp_path: Path) -> None:
+    for wanted in (3, 12):
+        crawler = subprocess.Popen([sys.executable, str(EXAMPLES / "crawler.py"), str(tmp_path)], env=ENVIRONMENT)
+        while pages_done(tmp_path) < wanted:
+            assert crawler.poll() is None, "it was too fast, or failed"
+        crawler.kill()
+        crawler.wait()
+    assert pages_done(tmp_path) < 40
+    assert EXPECTED["crawler"] in run("crawler", tmp_path)
 
 
 def call(base: str, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:

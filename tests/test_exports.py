@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import subprocess
@@ -90,6 +91,27 @@ def test_every_error_is_exported_and_in_one_tree():
             assert kind.__name__ in (errors.__doc__ or "")
             if kind.__name__ != "WriteOrderError":  # between a store and its owner: nobody else ever sees it
                 assert getattr(longrun, kind.__name__) is kind
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.ConfigError("name", 5, "another"),
+        errors.InvalidStateError("a", "completed", "pause", "it is over"),
+        errors.ExecutionNotFoundError("a"),
+        errors.ExecutionExistsError("a", "w"),
+        errors.StoreUnavailableError("sqlite", "away"),
+        errors.LeaseLostError("a", 7),
+        errors.NotStorableError("state", "no"),
+        errors.UnknownWorkflowError("w", ("v",)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_can_be_copied_as_it_must_be_to_come_to_another_process(error):
+    error.add_note("here")
+    other = copy.copy(error)
+    assert other is not error
+    assert (type(other), str(other), other.__dict__) == (type(error), str(error), error.__dict__)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -101,6 +101,7 @@ async def test_when_the_attempts_are_used_up_it_fails_with_the_last_error(regist
         (STEADY, NonRetryable("no"), 1),
         (RetryPolicy(max_attempts=3, initial=0, retry_on=OSError), ValueError("no"), 1),
         (RetryPolicy(max_attempts=3, initial=0, retry_on=(OSError, ValueError)), ValueError("no"), 3),
+        (RetryPolicy(max_attempts=3, initial=0, retry_on=[OSError, ValueError]), ValueError("no"), 3),
         (RetryPolicy(max_attempts=3, initial=0, give_up_on=ValueError), ValueError("no"), 1),
         (RetryPolicy(max_attempts=3, initial=0, give_up_on=(ValueError,)), UnicodeError("no"), 1),
         (RetryPolicy(max_attempts=1), ValueError("no"), 1),

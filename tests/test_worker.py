@@ -389,6 +389,15 @@ def test_queues_that_make_no_sense_are_refused(queues: Any) -> None:
         Worker(program(), store="memory:", queues=queues)
 
 
+def test_concurrency_is_said_once_or_not_at_all() -> None:
+    five = ExecutorConfig(max_concurrency=5)
+    assert Worker(program(), store="memory:").config.max_concurrency == 100
+    assert Worker(program(), store="memory:", config=five).config.max_concurrency == 5
+    assert Worker(program(), store="memory:", config=five, concurrency=5).config.max_concurrency == 5
+    with pytest.raises(ConfigError, match="configuration is for 5: say it once"):
+        Worker(program(), store="memory:", config=five, concurrency=6)
+
+
 @pytest.mark.parametrize("concurrency", [0, -1, 1.5, "many"])
 def test_a_concurrency_that_makes_no_sense_is_refused(concurrency: Any) -> None:
     with pytest.raises(ConfigError):

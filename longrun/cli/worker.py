@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from longrun.cli._connect import go, load_registry, make_store
@@ -61,11 +62,12 @@ def worker_command(
     found = settings()
     configure_logs(found.get("log_level", log_level, "info"), log_json)
     names = found.get("queues", queues, None)
-    number = found.get("concurrency", concurrency, 100)
+    number = found.get("concurrency", concurrency)
     port = found.get("metrics_port", metrics_port)
     with _telemetry(port, found.get("metrics_host", metrics_host, "127.0.0.1"), otel) as telemetry:
         made = make_store(store, create=True)
-        return go(_work, registry, made, names, number, found.config(), telemetry, loop=loop)
+        config = found.config() if number is None else attrs.evolve(found.config(), max_concurrency=number)
+        return go(_work, registry, made, names, config, telemetry, loop=loop)
 
 
 @contextmanager
@@ -91,20 +93,19 @@ def _telemetry(port: int | None, host: str, otel: bool) -> Iterator[list[Observe
         yield chosen
 
 
-async def _work(
-    registry: Any, store: Any, queues: Any, concurrency: int, config: Any, telemetry: list[Observer]
-) -> int:
+async def _work(registry: Any, store: Any, queues: Any, config: Any, telemetry: list[Observer]) -> int:
     from longrun.cli._signals import draining
     from longrun.worker import Worker
 
     def heard(number: signal.Signals) -> None:
         say(f"{number.name}: draining, at most {config.drain_timeout:g} s; again to cut it short")
 
-    made = Worker(registry, store=store, queues=queues, concurrency=concurrency, config=config, telemetry=telemetry)
+    made = Worker(registry, store=store, queues=queues, config=config, telemetry=telemetry)
     made.waits_for_pass = False  # which may be long: a signal is obeyed meanwhile
     async with made as worker, draining(worker, heard) as stop:
         shown = clean(", ".join(queues) if queues else "all queues")
-        say(f"{clean(worker.owner)} takes {shown} of the {store.backend.kind} store, {concurrency:,} at once")
+        number = worker.config.max_concurrency
+        say(f"{clean(worker.owner)} takes {shown} of the {store.backend.kind} store, {number:,} at once")
         await stop.drained.wait()
     return CTRL_C if stop.signal is signal.SIGINT else OK
 

@@ -129,13 +129,15 @@ def _seal_of(primary: CheckpointStore | StoreBackend, secondary: CheckpointStore
 
 def _check_counts(**counts: object) -> None:
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < (0 if name == "max_failovers" else 1):
-            raise ConfigError(name, value, "give a whole number above 0")
+        least = 0 if name == "max_failovers" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(name, value, f"give a whole number from {least} on")
 
 
 def _check_seconds(**times: object) -> None:
     for name, value in times.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
+        never = value is None and name != "failover_reset"
+        if not never and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
             raise ConfigError(name, value, "give a number of seconds")
 
 

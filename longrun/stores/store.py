@@ -410,7 +410,10 @@ class _Watcher:
         while not self._stopping.is_set():
             try:
                 changed = self._backend.wait(1.0)
-            except LongrunError:
+            except Exception as error:
+                if not isinstance(error, LongrunError):
+                    kind, error_type = self._backend.kind, type(error).__name__
+                    get_logger().exception("store.watch_defect", kind=kind, error_type=error_type)
                 self._stopping.wait(1.0)  # the store is away: look again in a while
                 changed = True
             if changed:

@@ -152,6 +152,20 @@ def test_a_store_that_cannot_be_shared_is_no_witness() -> None:
         StoreWitness(backend)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"failover_reset": None}, "a number of seconds"),
+        ({"failover_reset": -1.0}, "a number of seconds"),
+        ({"max_failovers": -1}, "from 0 on"),
+        ({"strikes": 0}, "from 1 on"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ReplicatedCheckpointStore(MemoryBackend(), MemoryBackend(), single_process=True, **options)
+
+
 def test_the_others_follow(two: Two) -> None:
     """One process loses the primary and fails over; the other, which still reaches both, loses nothing (I3)."""
     one, other = two

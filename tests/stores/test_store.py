@@ -60,20 +60,35 @@ def test_a_wait_is_ended_by_a_wake():
 class Told(MemoryBackend):
     """Its waiting ends with what the test says."""
 
-    def __init__(self, *answers: bool | StoreUnavailableError) -> None:
+    def __init__(self, *answers: bool | Exception) -> None:
         super().__init__()
-        self.answers: SimpleQueue[bool | StoreUnavailableError] = SimpleQueue()
+        self.answers: SimpleQueue[bool | Exception] = SimpleQueue()
         for answer in answers:
             self.answers.put(answer)
 
     def wait(self, timeout: float) -> bool:
         answer = self.answers.get()
-        if isinstance(answer, StoreUnavailableError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
     def wake(self) -> None:
         self.answers.put(False)
+
+
+async def test_a_defect_of_a_backend_does_not_end_the_watching():
+    backend = Told(ValueError("a defect"))
+    heard = anyio.Event()
+    async with CheckpointStore(backend) as store:
+        store.watch(heard.set)
+        with anyio.fail_after(PATIENCE):
+            await heard.wait()
+            while not backend.answers.empty():
+                await anyio.lowlevel.checkpoint()
+            heard = anyio.Event()
+            store.watch(heard.set)
+            backend.answers.put(True)
+            await heard.wait()
 
 
 async def test_listeners_hear_of_changes_and_of_a_store_that_was_away_and_not_of_silence():
