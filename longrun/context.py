@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack, overload
 
 import anyio.lowlevel
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from longrun.handle import ExecutionHandle
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class _Context:
@@ -143,7 +144,11 @@ class StepContext(_Context):
         self._port.check()
         return Each(ItemLoop(self._group, self._port, self._obey, name, items, every), items)
 
-    async def once(self, key: str, function: Callable[..., Any], *args: Any) -> Any:
+    @overload
+    async def once(self, key: str, function: Callable[[Unpack[Ts]], Awaitable[T]], *args: *Ts) -> T: ...
+    @overload
+    async def once(self, key: str, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T: ...
+    async def once(self, key: str, function: Callable[[Unpack[Ts]], Any], *args: *Ts) -> Any:
         """Call `function` and keep its result, durable before it is returned; never called again in this visit."""
         self._port.check()
         memo = Memo(self._group, key, function)
@@ -228,7 +233,11 @@ class SyncStepContext(_Context):
         refuse_async(name, items)
         return SyncEach(ItemLoop(self._group, self._port, self._obey, name, items, every), items)
 
-    def once(self, key: str, function: Callable[..., Any], *args: Any) -> Any:
+    @overload
+    def once(self, key: str, function: Callable[[Unpack[Ts]], Awaitable[T]], *args: *Ts) -> T: ...
+    @overload
+    def once(self, key: str, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T: ...
+    def once(self, key: str, function: Callable[[Unpack[Ts]], Any], *args: *Ts) -> Any:
         """Call `function` in this thread (an async one in the loop) and keep its result, durable before it is returned;
         never called again in this visit."""
         port = self._port

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from random import Random
 from string import ascii_letters
-from typing import Any
+from typing import Any, assert_type
 
 import anyio
 import attrs
@@ -25,6 +25,7 @@ from longrun import (
     NotStorableError,
     Repeat,
     StepContext,
+    StepRegistry,
     SyncStepContext,
     open_store,
 )
@@ -394,3 +395,22 @@ async def test_an_interrupt_during_the_call_calls_it_again(store):
             await handle.resume()
             await handle.result()
     assert calls == ["first", "pay", "pay"]
+
+
+async def test_a_result_has_the_type_of_its_function() -> None:
+    """The type checker's business, which reads this; that both kinds of function are called is ours."""
+
+    async def half(number: int, *, fast: bool = False) -> float:
+        return number / 2
+
+    async def asynchronous(ctx: StepContext, state: int) -> str:
+        assert_type(await ctx.once("later", half, state), float)
+        return assert_type(await ctx.once("at once", str, state), str)
+
+    def blocking(ctx: SyncStepContext, state: str) -> float:
+        return assert_type(ctx.once("later", half, int(state)), float)
+
+    registry = StepRegistry()
+    registry.workflow("w", [asynchronous, blocking])
+    async with Executor(registry, store=MemoryCheckpointStore()) as executor:
+        assert await (await executor.start("w", 3)).result() == 1.5
