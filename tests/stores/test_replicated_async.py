@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from longrun.errors import StoreUnavailableError
 from longrun.records import ExecutionState
-from longrun.stored import Owner
+from longrun.stored import Owner, Save
 from longrun.stores.memory import MemoryBackend
-from longrun.stores.replicated import ReplicatedCheckpointStore
+from longrun.stores.replicated import DirectoryWitness, ReplicatedCheckpointStore
 from longrun.stores.store import CheckpointStore
 from longrun.testing import StoreConformance
 from longrun.testing.samples import change, claim, create, owned, send, signal, step
-from tests.stores.replicated_tools import PATIENCE, Switch, assert_equal, beside, created, done, make, opened
+from tests.stores.replicated_tools import PATIENCE, Switch, assert_equal, beside, created, done, head_of, make, opened
 
 
 @pytest.mark.thorough
@@ -35,8 +37,9 @@ class TestAsynchronous(StoreConformance):
 
 
 class Pair:
-    def __init__(self, **options: Any) -> None:
-        self.primary, self.secondary = Switch(MemoryBackend()), Switch(MemoryBackend())
+    def __init__(self, backends: tuple[MemoryBackend, MemoryBackend] | None = None, **options: Any) -> None:
+        first, second = backends or (MemoryBackend(), MemoryBackend())
+        self.primary, self.secondary = Switch(first), Switch(second)
         self.options = {"mode": "async", "single_process": True, "health_interval": None, **options}
         self.store = self.again()
         self.backend = self.store.backend
@@ -189,3 +192,91 @@ async def test_closing_drains_and_may_be_done_twice() -> None:
     pair.backend.close()
     with pytest.raises(StoreUnavailableError):
         await store.create(create("late"))
+
+
+class Neighbours:
+    """Two processes with an asynchronous pair between them. The first has a long way to the secondary: it can be held
+    up there, while what it does is acknowledged."""
+
+    def __init__(self, path: Path) -> None:
+        stores = MemoryBackend(), MemoryBackend()
+        self.slow, self.quick = self._process(stores, path, None), self._process(stores, path, 0.0)
+        self.far = self.slow.secondary
+        self.stores = stores
+
+    def _process(self, stores: tuple[MemoryBackend, MemoryBackend], path: Path, failback: float | None) -> Pair:
+        return Pair(backends=stores, single_process=False, witness=DirectoryWitness(path), failback_after=failback)
+
+
+@pytest.fixture
+def neighbours(tmp_path: Path) -> Iterator[Neighbours]:
+    made = Neighbours(tmp_path / "witness")
+    with opened(made.slow.backend) as slow, opened(made.quick.backend) as quick:
+        for backend in (slow, quick):
+            backend.check()
+        yield made
+        made.far.open_gate.set()
+
+
+def test_what_another_process_has_in_its_queue_comes_over_before_the_parts_are_exchanged(
+    neighbours: Neighbours,
+) -> None:
+    """I1, I3: by hand, with both stores well: nobody takes up what that process has, in a state that it had before."""
+    slow, quick = neighbours.slow.backend, neighbours.quick.backend
+    new = owned("a")
+    created(slow, new, create("b"))
+    slow._lag.drain()
+    neighbours.far.open_gate.clear()
+    saved = step("a", new.head)
+    done(slow, saved)
+    assert [one.definition.id for one in slow.claim(claim(owner="slow", ids=("b",)))] == ["b"]
+    assert neighbours.slow.store.status().lag > 0
+    quick.failover()
+    assert quick.claim(claim(owner="quick", ids=("b",))) == []
+    assert head_of(quick, "a") == saved.head
+    neighbours.far.open_gate.set()
+    done(slow, step("a", saved.head))
+    assert neighbours.slow.store.status().active == "secondary"
+    assert head_of(quick, "a").revision == saved.head.revision + 1
+
+
+def test_what_a_process_acknowledges_before_it_has_seen_the_exchange_is_not_lost(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I1: also when it dies, with whatever is in its queue, before anybody else looks."""
+    slow, quick = neighbours.slow.backend, neighbours.quick.backend
+    created(slow, create("first"))
+    quick.failover()
+    monkeypatch.setattr(slow._lag, "put", lambda weight, copy: None)  # it dies before its turn comes
+    created(slow, *[create(f"x{n}") for n in range(10)])
+    quick.resync()
+    assert [quick.load(f"x{n}") is not None for n in range(10)] == [True] * 10
+
+
+def test_a_copy_that_waited_in_a_queue_at_the_exchange_is_not_made_behind_it(neighbours: Neighbours) -> None:
+    """A claim that waits in a queue, and is over by then, must not be made again."""
+    slow, quick = neighbours.slow.backend, neighbours.quick.backend
+    created(slow, create("a", ExecutionState.INITIALIZED))
+    slow._lag.drain()
+    neighbours.far.open_gate.clear()
+    created(slow, create("b"))  # its copy is on its way
+    [taken] = slow.claim(claim(owner="slow", ids=("a",)))
+    given_back = attrs.evolve(taken.head, owner=None, revision=taken.head.revision + 1)
+    done(slow, Save(id="a", head=given_back))
+    quick.failover()
+    neighbours.far.open_gate.set()
+    slow._lag.drain()
+    assert head_of(quick, "a") == given_back
+
+
+def test_the_parts_are_exchanged_back_in_the_same_way(neighbours: Neighbours) -> None:
+    slow, quick = neighbours.slow.backend, neighbours.quick.backend
+    quick.failover()
+    slow.check()
+    neighbours.slow.primary.open_gate.clear()
+    created(slow, create("a"))
+    assert neighbours.slow.store.status().lag == 1
+    quick.check()
+    assert neighbours.quick.store.status().active == "primary"
+    assert neighbours.stores[0].load("a") is not None
+    neighbours.slow.primary.open_gate.set()

@@ -12,11 +12,13 @@ import pytest
 
 from longrun.errors import ConfigError, LeaseLostError, StoreUnavailableError
 from longrun.records import ExecutionState
+from longrun.stores._replicated.tending import JOIN_PATIENCE, JOIN_SIGN
 from longrun.stores._replicated.term import Term
 from longrun.stores.base import StoreBackend
 from longrun.stores.memory import MemoryBackend, MemoryCheckpointStore
 from longrun.stores.replicated import DirectoryWitness, ReplicatedCheckpointStore, StoreWitness, Witness
 from longrun.stores.sqlite import SQLiteBackend
+from longrun.testing import ManualClock
 from longrun.testing.samples import claim, create, owned, send, step
 from tests.stores.replicated_tools import (
     PATIENCE,
@@ -164,6 +166,50 @@ def test_a_store_that_cannot_be_shared_is_no_witness() -> None:
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         ReplicatedCheckpointStore(MemoryBackend(), MemoryBackend(), single_process=True, **options)
+
+
+def test_a_join_whose_process_died_is_begun_anew_by_another(
+    stores: tuple[StoreBackend, StoreBackend], tmp_path: Path
+) -> None:
+    """While its process lives it is left to it, however long it takes."""
+    witness, clock = DirectoryWitness(tmp_path / "witness"), ManualClock()
+    one, other = Process(stores, witness, clock=clock), Process(stores, witness, clock=clock)
+    with opened(one.backend), opened(other.backend):
+        created(one.backend, *[create(f"x{n}") for n in range(10)])
+        one.secondary.down = True
+        created(one.backend, create("late"))
+        one.secondary.down = False
+        looks: list[tuple[str | None, str | None]] = []
+
+        def pass_time(call: str) -> None:
+            """A comparison that takes hours: beside each thing that it reads, another process looks at the pair."""
+            if call == "messages":
+                clock.advance(JOIN_SIGN)
+                other.backend.check()
+                looks.append(other.parts)
+
+        one.secondary.told = pass_time
+        one.backend.check()
+        assert looks == [("primary", "joining")] * len(looks)
+        assert len(looks) * JOIN_SIGN > JOIN_PATIENCE
+        assert one.parts == ("primary", "level")
+
+        one.secondary.down = True
+        created(one.backend, create("later"))
+        one.secondary.down = False
+        one.secondary.told = lambda call: _die() if call == "find" else None
+        with pytest.raises(KeyboardInterrupt):
+            one.backend.check()
+        other.backend.check()
+        assert other.parts == ("primary", "joining")
+        clock.advance(JOIN_PATIENCE)
+        other.backend.check()
+        assert other.parts == ("primary", "level")
+    assert_equal(*stores)
+
+
+def _die() -> None:
+    raise KeyboardInterrupt  # as good as a SIGKILL: nothing catches it
 
 
 def test_the_others_follow(two: Two) -> None:

@@ -28,7 +28,7 @@ class ReplicatedBackend(ReadingBackend):
             return [answer for part in _parts(batch) for answer in self._part(part)]
 
     def _part(self, part: Sequence[Write]) -> list[Answer]:
-        if self._council.mirrors and not self._rules.asynchronous:
+        if self._council.in_step:
             return self._pairwise(part)
         active = self._council.active
         try:
@@ -101,7 +101,7 @@ class ReplicatedBackend(ReadingBackend):
         if not given:
             return given
         ids = [one.definition.id for one in given]
-        if not self._council.mirrors or self._rules.asynchronous:
+        if not self._council.in_step:
             if self._stale(active, ids):
                 return self._still_given(claim, given)
             self._later(len(given), lambda there: self._mirror.claim(there, claim, given))
@@ -147,7 +147,7 @@ class ReplicatedBackend(ReadingBackend):
         """Leases need no order between the sides: an owner that one of them does not know is registered there again."""
         there = None
         active = self._council.active
-        if self._council.mirrors and not self._rules.asynchronous:
+        if self._council.in_step:
             try:
                 there = self._council.standby.write(call, *args)
             except LostError as lost:
@@ -177,7 +177,7 @@ class ReplicatedBackend(ReadingBackend):
         active, there = self._council.active, None
         if not self._council.mirrors:
             bury(active, ids, self._clock.now())
-        elif not self._rules.asynchronous:
+        elif self._council.in_step:
             try:
                 there = self._council.standby.write("delete", ids)
             except LostError as lost:
@@ -199,7 +199,7 @@ class ReplicatedBackend(ReadingBackend):
 
     def _later(self, weight: int, copy: Callable[[Side], list[str]]) -> None:
         """In asynchronous mode: copy it when its turn comes. Waits while the queue is full."""
-        if not self._rules.asynchronous or not self._council.mirrors or not weight:
+        if self._council.in_step or not self._council.mirrors or not weight:
             return
         active, standby = self._council.active, self._council.standby
         lost = self._lag.put(weight, lambda: self._copy(active, standby, copy))
@@ -210,6 +210,8 @@ class ReplicatedBackend(ReadingBackend):
     def _copy(self, active: Side, standby: Side, copy: Callable[[Side], list[str]]) -> None:
         """In the thread of the queue."""
         try:
+            if self._superseded(active):
+                raise MovedError
             self._mirror.agree(active, standby, copy(standby))
         except MovedError:
             self._recheck = True
@@ -221,10 +223,16 @@ class ReplicatedBackend(ReadingBackend):
             problem = StoreUnavailableError(self.kind, f"{type(error).__name__} while copying")
             raise LostError(standby, problem) from error
 
+    def _superseded(self, active: Side) -> bool:
+        try:
+            return self._council.superseded(active)
+        except LostError:  # then the queue is all there is
+            return False
+
     def _stale(self, active: Side, ids: list[str]) -> bool:
         """After a write to one side alone: whether another process has changed the term before it could be seen, so
         that the write must be made again. If the other side has only been brought in, it is given what it lacks."""
-        if self._council.mirrors or not self._council.follow_active():
+        if self._council.in_step or not self._council.follow_active():
             return False
         if self._council.active is not active:
             return True

@@ -31,6 +31,7 @@ from longrun.stores._replicated.term import (
 from longrun.stores._replicated.witness import Witness
 
 KIND = "replicated"
+OVERTAKEN = "another process changed the parts of the two stores meanwhile"
 
 
 @attrs.frozen(kw_only=True)
@@ -62,6 +63,8 @@ class Council:
         """The newest term that is known to be stored on the side that is active in it."""
         self.before_switch: Callable[[], None] = lambda: None
         """Brings over what waits to be copied, or raises."""
+        self.compared: Callable[[], None] = lambda: None
+        """Another process compares the two sides, or has: what waits to be copied need not be."""
         self._witness = witness
         self._clock = clock
         self._log = get_logger(store=KIND)
@@ -82,6 +85,13 @@ class Council:
     def mirrors(self) -> bool:
         """Whether the standby is written to."""
         return self._ruling().standby != BEHIND
+
+    @property
+    def in_step(self) -> bool:
+        """Whether it is written to before anything is acknowledged. In asynchronous mode too while the two are being
+        compared: what another process has in its queue comes over then, and nothing new may wait in one."""
+        standby = self._ruling().standby
+        return standby == JOINING or (standby == LEVEL and not self.rules.asynchronous)
 
     def _ruling(self) -> Term:
         if self.term is None:
@@ -216,7 +226,7 @@ class Council:
         return True
 
     def follow_active(self) -> bool:
-        """The same, as far as the active side knows: cheap enough for every commit while the other side is away."""
+        """The same, as far as the active side knows: cheap enough for every commit to that side alone."""
         if self.rules.alone:
             return False
         newest = read_term(self.active)
@@ -224,6 +234,14 @@ class Council:
             return False
         self._follow(newest)
         return True
+
+    def superseded(self, active: Side) -> bool:
+        """Whether another process, which can reach both sides, compares them or has done so: it sees to whatever a
+        queue still holds. Any thread may ask."""
+        if self.rules.alone:
+            return False
+        newest, term = read_term(active), self.term
+        return bool(newest and term and newest.generation > term.generation and newest.standby != BEHIND)
 
     def note(self) -> None:
         """Before a write: a term of which only the witness knows, since it could not be written down, or since whoever
@@ -241,6 +259,8 @@ class Council:
             self.follow()
 
     def _follow(self, term: Term) -> None:
+        if term.by != self.name and term.standby != BEHIND:
+            self.compared()
         self.term, self.trouble, self.since = term, "", self._clock.monotonic()
         self._log.info("replica.term", generation=term.generation, active=term.active, standby=term.standby)
 
@@ -316,6 +336,21 @@ class Council:
             return
         self.propose(self.active.name, BEHIND)
         self._log.warning("replica.behind", side=self.standby.name, generation=self._ruling().generation)
+
+    def exchanges(self) -> bool:
+        """Whether the two must be compared before they exchange their parts: in asynchronous mode another process may
+        have acknowledged what the standby has not got yet."""
+        term = self.term
+        if term is None or not self.rules.asynchronous or self.rules.alone or term.standby != LEVEL:
+            return False
+        return self.active.answers() and self.standby.answers()
+
+    def exchange(self, joined: Term) -> None:
+        """The end of such a comparison, if nobody has changed the term since it began."""
+        if self.follow() or self.term != joined:
+            raise StoreUnavailableError(KIND, OVERTAKEN)
+        self.propose(self.standby.name, LEVEL, tail=False)
+        self._log.warning("replica.failover", active=self.active.name, generation=self._ruling().generation)
 
     def hand_over(self, *, force: bool) -> None:
         """By hand, or back to the primary: the standby becomes active, unless another process was faster."""

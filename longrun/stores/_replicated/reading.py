@@ -46,6 +46,7 @@ class ReadingBackend(StoreBackend):
         self._council.before_switch = self._bring_over
         self._mirror = Mirror(self._council.overtaken, self._council.marks, clock)
         self._lag = Lag(queue_limit, rules.strikes)
+        self._council.compared = self._lag.clear
         self._gate = threading.RLock()
         self._opened = False
         self._recheck = False

@@ -16,6 +16,7 @@ from longrun.errors import LongrunError, StoreUnavailableError
 from longrun.stored import Query, Stored
 from longrun.stores._replicated.backend import ReplicatedBackend
 from longrun.stores._replicated.copying import CLEARED
+from longrun.stores._replicated.council import OVERTAKEN
 from longrun.stores._replicated.mirror import MovedError
 from longrun.stores._replicated.side import LostError, Side
 from longrun.stores._replicated.status import ReplicationStatus, SideStatus
@@ -26,13 +27,18 @@ from longrun.stores._replicated.term import (
     RESERVED,
     being_mended,
     forget,
+    last_sign,
     mended,
+    sign_of_life,
     tombstones,
 )
 
 PAGE = 500
-JOIN_PATIENCE = 300.0
-"""Seconds after which a join that another process began is taken to be abandoned."""
+JOIN_PATIENCE = 30.0
+"""Seconds without a sign of life after which a join that another process began is taken to be abandoned. It is safe to
+be wrong: of two that compare, the one that began earlier gives way."""
+JOIN_SIGN = 5.0
+"""Seconds between two signs of life."""
 
 Pair = tuple[Stored | None, Stored | None]
 
@@ -152,15 +158,22 @@ class TendedBackend(ReplicatedBackend):
         if quiet >= times.failover_reset:
             self._council.failovers = 0
         if term.active != "primary" and times.failback_after is not None and quiet >= times.failback_after:
-            with self._at_the_gate():
-                failovers = self._council.failovers
-                self._council.hand_over(force=False)
-                self._council.failovers = failovers
+            failovers = self._council.failovers
+            self._hand_over(force=False)
+            self._council.failovers = failovers
 
     def failover(self, *, force: bool = False) -> None:
         """By hand: the standby becomes active. `force` makes one active that is not level: what it lacks is lost."""
+        with self._tending:
+            self._hand_over(force=force)
+
+    def _hand_over(self, *, force: bool) -> None:
         with self._at_the_gate():
-            self._council.hand_over(force=force)
+            compares = not force and self._council.exchanges()
+            if not compares:
+                self._council.hand_over(force=force)
+        if compares:
+            self._resync(exchange=True)
 
     # bringing the standby up to date
 
@@ -169,8 +182,10 @@ class TendedBackend(ReplicatedBackend):
         if term is None:
             return False
         if term.standby == JOINING:
-            patience = 0.0 if self._rules.alone or term.by == self._council.name else JOIN_PATIENCE
-            return self._clock.monotonic() - self._council.since >= patience
+            if self._rules.alone or term.by == self._council.name:
+                return True
+            with self._raising():
+                return self._clock.now() - last_sign(self._council.active) >= JOIN_PATIENCE
         return term.standby == BEHIND or self._recheck
 
     def resync(self) -> None:
@@ -178,11 +193,13 @@ class TendedBackend(ReplicatedBackend):
         with self._tending:
             self._resync()
 
-    def _resync(self) -> None:
+    def _resync(self, *, exchange: bool = False) -> None:
+        """Make the standby equal. To `exchange` their parts, every write of every process goes to both meanwhile."""
         with self._at_the_gate():
             council = self._council
             active, standby = council.active, council.standby
-            if council.term is None or (council.term.standby != LEVEL and not council.propose(active.name, JOINING)):
+            joins = council.term is not None and (exchange or council.term.standby != LEVEL)
+            if council.term is None or (joins and not council.propose(active.name, JOINING)):
                 return
             if council.term.standby == JOINING:
                 self._lag.clear()
@@ -190,15 +207,20 @@ class TendedBackend(ReplicatedBackend):
         try:
             with self._raising():
                 self._compare(active, standby, adopt=tail)
-        except MovedError:
-            return  # another process changed the term: the next round sees what is due
+        except MovedError:  # another process changed the term: the next round sees what is due
+            if exchange:
+                raise StoreUnavailableError(self.kind, OVERTAKEN) from None
+            return
         except LongrunError:
             self._leave_behind(standby)
             raise
         with self._at_the_gate():
-            if council.follow() or council.term != joined:
+            if exchange:
+                council.exchange(joined)
+                council.failovers = 0
+            elif council.follow() or council.term != joined:
                 return
-            if joined.standby == JOINING:
+            elif joined.standby == JOINING:
                 council.propose(active.name, LEVEL, tail=False)
             forget(active, tombstones(active), self._clock.now())
             for side in (active, standby):
@@ -218,7 +240,12 @@ class TendedBackend(ReplicatedBackend):
         gone = tombstones(active)
         for id in sorted(gone):
             self._make_equal(active, standby, id)
+        shown = self._clock.monotonic()
         for ours, theirs in _pairs(active, standby):
+            if self._clock.monotonic() >= shown + JOIN_SIGN:
+                shown = self._clock.monotonic()
+                with self._gate:
+                    sign_of_life(active, self._clock.now())
             one = ours or theirs
             assert one is not None
             id = one.definition.id

@@ -89,6 +89,19 @@ def write_term(side: Side, term: Term, now: float) -> Term:
     raise StoreUnavailableError(side.backend.kind, "others change the record of the pair again and again")
 
 
+def sign_of_life(side: Side, now: float) -> None:
+    """Show that whoever proposed the term that the side has is still at work under it."""
+    stored = read_term(side)
+    if stored is not None:
+        _put(side, TERM_ID, now, reason=stored.to_text(), note=side.name)
+
+
+def last_sign(side: Side) -> float:
+    """When that was shown last, or when the term was stored."""
+    loaded: Loaded | None = side.read("load", TERM_ID)
+    return 0.0 if loaded is None else loaded.head.updated
+
+
 def tombstones(side: Side) -> frozenset[str]:
     """Ids of what was deleted here while the other side could not be told."""
     return _noted(side, GONE_ID)
