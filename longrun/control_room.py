@@ -11,10 +11,11 @@ from __future__ import annotations
 import abc
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import anyio
 import attrs
@@ -33,12 +34,14 @@ from longrun.errors import (
 )
 from longrun.events import Bus, ExecutionEvent
 from longrun.following import RowEvents
+from longrun.outbox import back_off
 from longrun.records import FINISHED, UNFINISHED, Execution, ExecutionState, check_id
 from longrun.registry import StepRegistry
 from longrun.stored import Loaded, Message, Query
 from longrun.stores.store import CheckpointStore
 
 State = ExecutionState
+T = TypeVar("T")
 SIGNAL_LIMIT = 1000
 COST_OF_A_LOOK = 0.0005
 LOOK_AGAIN = 1.0
@@ -69,6 +72,9 @@ class Ended:
 
 class ControlRoom(Desk, abc.ABC):
     """Pause, resume, cancel, signal and retry any execution of a store."""
+
+    runs_here = True
+    """Whether what is claimed or forked here also runs here."""
 
     def __init__(self, store: CheckpointStore, registry: StepRegistry | None, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(store, registry, clock)
@@ -232,15 +238,30 @@ class ControlRoom(Desk, abc.ABC):
     async def until(self, id: str, states: frozenset[ExecutionState], *, wakes: bool = False) -> Loaded:
         """Wait until an execution is in one of `states`, or has ended. With `wakes`, it is taken up here when its sleep
         or its wait is over: the room in its queue may be held by whoever waits."""
+        known = self.runs_here
         while True:
             changed = self.change_of(check_id(id))
-            loaded = await self.store.load(id)
+            loaded = await self.patiently(partial(self.store.load, id), known)
+            known = True
             if loaded.head.state in states or loaded.head.state.finished:
                 return loaded
             refuse_inside(id)
             if wakes and _rested(loaded, self.clock.now()):
-                await self.take_over(loaded, frozenset({State.WAITING}))
+                await self.patiently(partial(self.take_over, loaded, frozenset({State.WAITING})), known)
             await self.await_change(changed)
+
+    async def patiently(self, ask: Callable[[], Awaitable[T]], known: bool) -> T:
+        """What the store answers. One that is `known` to have answered before is asked again until it does: it is not
+        the business of who waits for an execution, least of all of a step, that the store is away for a while."""
+        tries = 0
+        while True:
+            try:
+                return await ask()
+            except StoreUnavailableError:
+                if self.closed or not known:
+                    raise
+            tries += 1
+            await self.clock.sleep(back_off(tries))
 
     async def await_change(self, changed: anyio.Event) -> None:
         if self.closed:

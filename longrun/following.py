@@ -7,6 +7,7 @@ boundaries leave in the store. Objects and no generators: who leaves one in the 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from longrun.events import LAST_EVENTS, EventType, ExecutionEvent
@@ -64,11 +65,12 @@ class RowEvents:
         return event_of(self._id, row)
 
     async def _look(self) -> None:
-        room, changed = self._room, self._room.change_of(self._id)
-        head = (await room.store.load(self._id)).head  # before the rows: the last of them must be seen
+        room, store, changed = self._room, self._room.store, self._room.change_of(self._id)
+        loaded = await room.patiently(partial(store.load, self._id), known=self._seen is not None)
+        head = loaded.head  # before the rows: the last of them must be seen
         if self._seen is None:
             self._seen = head.seq - head.state.finished
-        rows = await room.store.boundaries(self._id, after=self._seen)
+        rows = await room.patiently(partial(store.boundaries, self._id, after=self._seen), known=True)
         if rows:
             self._seen = rows[-1].seq
             self._rows.extend(rows)

@@ -27,8 +27,6 @@ from longrun.registry import Workflow
 class Office(QueueDesk, Crew, abc.ABC):
     """A crew with a door."""
 
-    runs_here = True
-    """Whether what is forked here also runs here."""
     _on_event: Listener | None = None
     _entered = False
 

@@ -121,7 +121,7 @@ class Starting(ControlRoom, abc.ABC):
         id = child_id(parent.id, parent.head.visit, key)
         head = self.first_head(State.RUNNING, owner=self.owner)
         made, found = self.made(workflow, state, head, id, None, parent_id=parent.id)
-        await self.start_new(made, found)
+        await self.patiently(partial(self.start_new, made, found), known=True)
         return ExecutionHandle(self, made.id, away=partial(parent.seat.away, parent))
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 import pytest
 from structlog.testing import capture_logs
 
 from longrun import (
+    Client,
     EventType,
     ExecutionBlockedError,
     ExecutionState,
@@ -19,6 +21,7 @@ from longrun import (
     ExecutorConfig,
     LongrunError,
     MemoryCheckpointStore,
+    RetryPolicy,
     Sleep,
     StepContext,
     StepRegistry,
@@ -32,7 +35,10 @@ from longrun.stores.base import Answer
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore, ManualClock
+from longrun.testing.interposed import InterposedBackend
 from tests.crashing import PATIENCE
+
+T = TypeVar("T")
 
 
 class ShakyBackend(MemoryBackend):
@@ -40,7 +46,7 @@ class ShakyBackend(MemoryBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        self.failures = self.deaf = 0
+        self.failures = self.deaf = self.childless = 0
         self.problem: LongrunError = StoreUnavailableError("shaky", "it is away")
         self.applied = False
         self.saves: list[tuple[str, int]] = []
@@ -53,6 +59,9 @@ class ShakyBackend(MemoryBackend):
             if self.applied:
                 super().commit(batch)
             raise self.problem
+        if self.childless > 0 and any(write.id.endswith("~child") for write in batch):
+            self.childless -= 1
+            raise self.problem
         if saves and len(saves) == len(batch) and self.refuses is not None:
             refusal, self.refuses = self.refuses, None
             return [refusal] * len(batch)
@@ -64,6 +73,20 @@ class ShakyBackend(MemoryBackend):
             self.deaf -= 1
             raise self.problem
         return super().load(id)
+
+
+class LongWay(InterposedBackend):
+    """Somebody else's way to the same store, on which the next answers are lost."""
+
+    deaf = answered = 0
+
+    def around(self, call: str, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        if call in ("load", "boundaries"):
+            if self.deaf > 0:
+                self.deaf -= 1
+                raise StoreUnavailableError("long", "it is away")
+            self.answered += 1
+        return function(*args, **options)
 
 
 @pytest.fixture
@@ -202,6 +225,78 @@ async def test_progress_handed_over_while_the_store_is_away_keeps_its_order(back
         assert await (await executor.start("work", id="a")).result() == {"n": "forced"}
     revisions = [revision for id, revision in backend.saves if id == "a"]
     assert revisions == sorted(revisions)
+
+
+async def test_a_step_that_waits_for_its_child_does_not_fail_with_the_store(backend, store):
+    """Neither when the child is started nor while it waits for it, with no attempt to spare."""
+    registry, began = StepRegistry(), list[int]()
+
+    @registry.step(retry=RetryPolicy(max_attempts=1))
+    async def parent(ctx: StepContext, state: Any) -> Any:
+        began.append(ctx.attempt)
+        backend.childless = 2
+        child = await ctx.start_child("child", key="child")
+        return await child.result()
+
+    @registry.step
+    async def ask(state: Any) -> Any:
+        return WaitFor("answer")
+
+    @registry.step
+    async def answer(ctx: StepContext, state: Any) -> Any:
+        return ctx.signal
+
+    registry.workflow("parent", [parent])
+    registry.workflow("child", [ask, answer])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("parent", id="p")
+        with anyio.fail_after(PATIENCE):
+            while not await store.exists("p~1~child"):
+                await anyio.lowlevel.checkpoint()
+            await (await executor.handle("p~1~child")).wait("waiting")
+            backend.deaf = 5
+            while backend.deaf:
+                executor.look()
+                await anyio.lowlevel.checkpoint()
+            await executor.signal("p~1~child", "answer", 42)
+            assert await run.result() == 42
+    assert began == [1]
+
+
+async def test_who_waits_for_an_execution_elsewhere_follows_a_store_that_comes_back(backend, store):
+    registry, way = StepRegistry(), LongWay(backend)
+
+    @registry.step
+    async def ask(state: Any) -> Any:
+        return WaitFor("answer")
+
+    registry.workflow("work", [ask])
+    async with Executor(registry, store=store) as executor, Client(CheckpointStore(way)) as client:
+        await executor.start("work", id="a")
+        way.deaf = 1
+        with pytest.raises(StoreUnavailableError):  # the first question is answered, or it is an error
+            await client.handle("a").result()
+        told: list[Any] = []
+        way.answered = 0
+
+        async def follow() -> None:
+            told.extend([event.type async for event in client.watch("a")])
+
+        async def wait() -> None:
+            told.append(await client.handle("a").result())
+
+        with anyio.fail_after(PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(follow)
+                tasks.start_soon(wait)
+                while way.answered < 3:  # to both: the head to each, and the rows
+                    await anyio.lowlevel.checkpoint()
+                way.deaf = 6
+                while way.deaf:
+                    client.look()
+                    await anyio.lowlevel.checkpoint()
+                await executor.signal("a", "answer")
+    assert sorted(map(str, told)) == ["None", "execution_completed"]
 
 
 async def test_control_waits_for_the_store_and_then_takes_effect(backend, store):
