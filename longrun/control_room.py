@@ -37,13 +37,14 @@ from longrun.following import RowEvents
 from longrun.outbox import back_off
 from longrun.records import FINISHED, UNFINISHED, Execution, ExecutionState, check_id
 from longrun.registry import StepRegistry
-from longrun.stored import Loaded, Message, Query
+from longrun.stored import Loaded, Message, Query, was_moved
 from longrun.stores.store import CheckpointStore
 
 State = ExecutionState
 T = TypeVar("T")
 SIGNAL_LIMIT = 1000
 COST_OF_A_LOOK = 0.0005
+ELSEWHERE = "it was moved to another store, where it goes on: ask there"
 LOOK_AGAIN = 1.0
 """How long to wait for a change before looking anyway, should a notification be lost."""
 
@@ -153,6 +154,8 @@ class ControlRoom(Desk, abc.ABC):
         loaded = await self.store.load(check_id(id))
         if loaded.head.state.finished:
             raise InvalidStateError(id, loaded.head.state, "signal")
+        if was_moved(loaded.head):
+            raise InvalidStateError(id, loaded.head.state, "signal", ELSEWHERE)
         data = None if payload is None else encode_payload(payload, "payload")
         message = Message(kind="signal", name=name, key=key, payload=data, sent=self.clock.now())
         with anyio.fail_after(timeout):
@@ -194,6 +197,8 @@ class ControlRoom(Desk, abc.ABC):
         if loaded.head.state not in allowed:
             hint = "use retry" if loaded.head.state is State.FAILED and kind == "resume" else ""
             raise InvalidStateError(id, loaded.head.state, kind, hint)
+        if kind != "resume" and was_moved(loaded.head):
+            raise InvalidStateError(id, loaded.head.state, kind, ELSEWHERE)
         message = attrs.evolve(message, id=await self.store.send(id, message, limit=SIGNAL_LIMIT * 2))
         if told is not None:
             self.told_and_stored(id, told, message)

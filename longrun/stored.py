@@ -191,6 +191,15 @@ def was_waiting(head: Head) -> bool:
     return parked and head.state in (ExecutionState.PAUSED, ExecutionState.BLOCKED)
 
 
+MOVED = "moved to another store"
+"""What the reason of an execution begins with that `copy_store` has left behind."""
+
+
+def was_moved(head: Head) -> bool:
+    """Whether an execution goes on in another store. Here only a resume takes it up again."""
+    return head.state is ExecutionState.PAUSED and (head.reason or "").startswith(MOVED)
+
+
 @frozen(kw_only=True)
 class Message:
     """A signal or a control request. The store gives it its `id`, which grows within an execution."""

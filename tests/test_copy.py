@@ -21,6 +21,7 @@ from longrun import (
     ExecutionNotFoundError,
     Executor,
     ExecutorConfig,
+    InvalidStateError,
     LeaseLostError,
     MemoryCheckpointStore,
     QueueLimit,
@@ -36,9 +37,9 @@ from longrun import (
 )
 from longrun.client import Client
 from longrun.lease import gone
-from longrun.stored import Loaded, Query, Save, Write
+from longrun.stored import Loaded, Message, Query, Save, Send, Write
 from longrun.stores.base import Answer
-from longrun.stores.copy import CopyReport, copy_store
+from longrun.stores.copy import NOTE, CopyReport, copy_store
 from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore
 from longrun.testing.interposed import InterposedBackend
@@ -288,7 +289,8 @@ async def assert_equal(source: CheckpointStore, target: CheckpointStore, house: 
 
 def _content(loaded: Loaded) -> Any:
     messages = [attrs.evolve(message, id=0) for message in loaded.messages]
-    return loaded.definition, loaded.boundary, loaded.blobs, loaded.entries, messages, loaded.kept
+    entries = {key: data for key, data in loaded.entries.items() if key != NOTE}  # what the source keeps for itself
+    return loaded.definition, loaded.boundary, loaded.blobs, entries, messages, loaded.kept
 
 
 async def test_nothing_can_go_on_in_both_stores_whenever_a_copy_breaks_off() -> None:
@@ -408,6 +410,64 @@ async def test_a_store_is_not_copied_to_itself(sqlite: Make) -> None:
             await copy_store(sqlite(), sqlite())
         async with sqlite() as store:
             assert {s.head.state for s in await store.find(Query()) if s.definition.id == "queued"} == {"initialized"}
+
+
+async def waiting(registry: StepRegistry, store: CheckpointStore) -> None:
+    async with Executor(registry, store=store) as executor:
+        await (await executor.start("ask", 1, id="a")).wait("waiting")
+
+
+async def test_what_was_moved_takes_no_orders_in_its_old_home() -> None:
+    """I1, I6: what is acknowledged there would never take effect. Only a resume, by which it goes on there."""
+    house, source, target = Household(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    await waiting(house.registry, source)
+    await copy_store(source, target)
+    async with Client(source) as client:
+        orders = (client.signal("a", "go"), client.cancel("a"), client.pause("a"))
+        for order in orders:
+            with pytest.raises(InvalidStateError, match="moved to another store, where it goes on: ask there"):
+                await order
+        await client.resume("a")
+        assert (await client.get("a")).state == "waiting"
+    assert (await copy_store(source, target)).skipped == {"a": "it can go on in both stores; cancel one of them"}
+    async with Client(source) as client:
+        await client.cancel("a")
+    assert (await copy_store(source, target)).skipped == {"a": "it has ended otherwise in the source"}
+
+
+class Postman(InterposedBackend):
+    """Brings letters in the moment before the execution is left behind: too late to be carried with the rest."""
+
+    letters: Sequence[Write] = ()
+
+    def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        if any(isinstance(write, Save) and NOTE in write.put for write in batch):
+            letters, self.letters = self.letters, ()
+            for letter in letters:
+                self.inner.commit([letter])
+        return self.inner.commit(batch)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+async def test_a_signal_that_comes_while_its_execution_moves_is_brought_after_it(interrupted: bool) -> None:
+    """Once: also when the copy breaks off before that is noted."""
+    house, source, target = Household(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    await waiting(house.registry, source)
+    postman = Postman(source.backend)
+    signals = [Message(kind="signal", name=name, sent=1.0, key=key) for name, key in (("x", "k"), ("x", None))]
+    postman.letters = [Send(id="a", message=message) for message in signals]
+    faulty = FaultyStore(CheckpointStore(postman))
+    if interrupted:
+        faulty.fail("commit", 2)  # the note of what was brought
+    report, broke_off = await copy_until_done(faulty, FaultyStore(target))
+    assert broke_off == interrupted
+    assert not report.skipped
+    async with target:
+        assert [message.name for message in (await target.load("a")).messages] == ["x", "x"]
+        async with Client(target) as client:
+            await client.signal("a", "x", key="k")
+        assert len((await target.load("a")).messages) == 2
+    assert (await copy_store(source, target)).present == ("a",)
 
 
 async def test_what_was_moved_elsewhere_before_is_told_apart() -> None:

@@ -30,7 +30,7 @@ from longrun.lease import alive
 from longrun.life import LifeLock
 from longrun.queues import Gate, new_record, records
 from longrun.records import ExecutionState
-from longrun.stored import Boundary, Claim, Create, Head, Loaded, Message, Owner, Query, Save
+from longrun.stored import MOVED, Boundary, Claim, Create, Head, Loaded, Message, Owner, Query, Save, was_moved
 from longrun.stores import open_store
 from longrun.stores.store import CheckpointStore
 
@@ -41,9 +41,12 @@ LEASE = 600.0
 LEASE_AGAIN = 60.0
 MESSAGES = 1_000_000
 NOTE = "~copy"
-"""The entry of an execution that has arrived and waits to be let go: the state, hold, reason and end that it had."""
+"""The entry of an execution that has arrived and waits to be let go: the state, hold, reason and end that it had. Of
+one that was left behind: the number of the last message that was carried."""
+LATE = "~copy-"
+"""The key that a message without one is given which came too late to be carried with the rest, before its number: who
+is interrupted brings it again."""
 ARRIVING = "being copied from another store"
-MOVED = "moved to another store"
 LET_GO = 3
 """The revision of an execution in the target that nobody has gone on with."""
 CLEARED = frozenset({State.COMPLETED, State.CANCELLED})
@@ -68,9 +71,10 @@ async def copy_store(
     """Carry every execution of `source` to `target` with its history, messages and progress inside its step, and the
     limits of queues; then compare the two. Both are stores or their URLs, and opened for the time it takes.
 
-    Unfinished executions stay behind paused and held; what a living process runs is left where it is. What is submitted
-    to the source meanwhile may be missed: run it again. A difference found at the end raises `StoreError`; the source
-    keeps everything.
+    Unfinished executions stay behind paused and held: signals and orders for them are refused there from then on. What
+    a living process runs is left where it is. What is submitted to the source meanwhile, or was on its way to an
+    execution when that moved, may be missed: run it again. A difference found at the end raises `StoreError`; the
+    source keeps everything.
     """
     here, there = (one if isinstance(one, CheckpointStore) else open_store(one) for one in (source, target))
     async with here, there:
@@ -102,11 +106,23 @@ class _Picture:
     blobs: Mapping[str, bytes]
 
     def contents(self) -> tuple[Any, ...]:
-        """All but the head, as it must be found in the target."""
+        """All but the head and the messages, as it must be found in the target."""
         loaded = self.loaded
         entries = {key: data for key, data in loaded.entries.items() if key != NOTE}
-        messages = [attrs.evolve(message, id=0) for message in loaded.messages if loaded.head.state not in CLEARED]
-        return loaded.definition, self.rows, dict(self.blobs), entries, messages
+        return loaded.definition, self.rows, dict(self.blobs), entries
+
+    def messages(self) -> list[Message]:
+        """Those that wait, as the other store must have them: with others perhaps, which came to that one."""
+        if self.loaded.head.state in CLEARED:
+            return []
+        return [attrs.evolve(one, id=0, key=_own_key(one)) for one in self.loaded.messages]
+
+    def arrived_as(self, other: _Picture) -> bool:
+        missing = self.messages()
+        for message in other.messages():
+            if missing and message == missing[0]:
+                missing.pop(0)
+        return not missing and self.contents() == other.contents()
 
     def shape(self) -> list[Boundary]:
         """The rows without their states, which may be fewer where it has gone on."""
@@ -216,10 +232,12 @@ class _Copy:
         here, there = await self._source.load(id), await self._at_target(id)
         if there is not None and not _same_origin(here, there):
             return "the target has another execution of that id, which was not touched"
-        moved = here.head.state is State.PAUSED and (here.head.reason or "").startswith(MOVED)
+        moved = was_moved(here.head)
         arriving = there is not None and there.head.reason == ARRIVING  # or about to be thrown away: see there
         if there is not None and not arriving:
-            return "present" if moved or here.head.state.finished else "it can go on in both stores; cancel one of them"
+            if not moved and not here.head.state.finished:
+                return "it can go on in both stores; cancel one of them"
+            return "present" if moved or _ended_alike(here.head, there.head) else "it has ended otherwise in the source"
         if moved and there is not None and NOTE in there.entries:
             await self._let_go(there)
             return "copied"
@@ -239,7 +257,7 @@ class _Copy:
         picture = await _picture(self._source, id, here)
         await self._send(picture)
         there = await _picture(self._target, id)
-        if there.contents() != picture.contents() or not _same_position(here.head, there.loaded.head):
+        if not picture.arrived_as(there) or not _same_position(here.head, there.loaded.head):
             raise StoreError(f"execution {id!r} did not arrive as it was sent; the source still has it")
         if not here.head.state.finished:
             await self._leave_behind(here)
@@ -320,7 +338,22 @@ class _Copy:
         head = here.head
         reason = f"{MOVED} ({self._target.backend.kind})"
         stays = attrs.evolve(head, owner=None, revision=head.revision + 1, state=State.PAUSED, hold=True, reason=reason)
-        await self._source.save(Save(id=here.definition.id, head=stays))
+        carried = max((message.id for message in here.messages), default=0)
+        await self._source.save(Save(id=here.definition.id, head=stays, put={NOTE: str(carried).encode()}))
+
+    async def _bring_late(self, id: str) -> None:
+        """Messages that came between the last look at an execution and its being left behind."""
+        here = await self._source.load(id)
+        if not was_moved(here.head) or NOTE not in here.entries:
+            return
+        carried = int(here.entries[NOTE])
+        late = [message for message in here.messages if message.id > carried]
+        for message in late:
+            key = message.key or f"{LATE}{message.id}"
+            await self._target.send(id, attrs.evolve(message, id=0, key=key), limit=MESSAGES)
+        if late:
+            head = attrs.evolve(here.head, revision=here.head.revision + 1)
+            await self._source.save(Save(id=id, head=head, put={NOTE: str(late[-1].id).encode()}))
 
     async def _let_go(self, there: Loaded) -> None:
         was = json.loads(there.entries[NOTE])
@@ -350,6 +383,7 @@ class _Copy:
 
         async def compare(id: str) -> None:
             try:
+                await self._bring_late(id)
                 same = await self._is_same(id)
             except CodecError:
                 same = False
@@ -358,7 +392,9 @@ class _Copy:
             if not same:
                 different.append(id)
 
-        await self._each([id for id, became in self._became.items() if became in ("copied", "present")], compare)
+        arrived = [id for id, became in self._became.items() if became in ("copied", "present")]
+        for start in range(0, len(arrived), PAGE):
+            await self._each(arrived[start : start + PAGE], compare)
         if different:
             shown = ", ".join(map(repr, sorted(different)[:5]))
             raise StoreError(
@@ -370,7 +406,7 @@ class _Copy:
         if there.loaded.damage:
             return False
         if there.loaded.head.revision == LET_GO:
-            return here.contents() == there.contents() and _same_position(here.loaded.head, there.loaded.head)
+            return here.arrived_as(there) and _same_position(here.loaded.head, there.loaded.head)
         shape = here.shape()  # it has gone on in the target
         return here.loaded.definition == there.loaded.definition and there.shape()[: len(shape)] == shape
 
@@ -393,6 +429,15 @@ async def _picture(store: CheckpointStore, id: str, loaded: Loaded | None = None
 def _note(head: Head) -> bytes:
     was = {"state": head.state.value, "hold": head.hold, "reason": head.reason, "ended": head.ended}
     return json.dumps(was).encode()
+
+
+def _own_key(message: Message) -> str | None:
+    return None if message.key is not None and message.key.startswith(LATE) else message.key
+
+
+def _ended_alike(here: Head, there: Head) -> bool:
+    """Whether the target has the end that the source has, or has gone on from it."""
+    return there.revision > LET_GO or _same_position(here, there)
 
 
 def _same_origin(here: Loaded, there: Loaded) -> bool:
