@@ -35,6 +35,8 @@ class Claims:
         """Held by whoever claims, until what he got is run."""
         self.unsure = False
         """Whether something may be owned here that has no runner: a start or a claim whose answer never came."""
+        self.waking: set[str] = set()
+        """What the pass at start has asked for and not heard of: it goes on when it is found, also if it is paused."""
         self._strange: dict[str, int] = {}
         """Workflows made of steps of which some are not known here, and how many were known when that was found."""
         self._looked: dict[str | None, tuple[float, str]] = {}
@@ -152,7 +154,8 @@ class Claims:
         executor = self._executor
         try:
             for loaded in await self.take((stored.definition.id,), UNFINISHED, frozenset([executor.owner])):
-                self.take_up(loaded)
+                self.take_up(loaded, wakes_paused=stored.definition.id in self.waking)
+                self.waking.discard(stored.definition.id)
         except CodecError as error:
             await self.set_aside(stored.definition.id, str(error))
         except KeyUnavailableError as error:  # it stays in doubt, for the next sweep; the others do not wait for it

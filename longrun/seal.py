@@ -42,7 +42,8 @@ COMPRESSED = 1
 ENCRYPTED = 2
 
 KeySource: TypeAlias = Callable[[str | None], tuple[str, bytes]]
-"""Gives a key's id and bytes: `None` asks for the key to write with, an id for that key (`KeyError` if unknown)."""
+"""Gives a key's id and bytes: `None` asks for the key to write with, an id for that key (`KeyError` if unknown). Called
+in threads of the store, several at once."""
 
 _HEAD = struct.Struct(">BBIQ")
 _NONCE = 12

@@ -99,8 +99,10 @@ class Startup:
         dead = dead | {stored.head.owner for stored in wanted if stored.head.owner is not None}
         async with self._claims.lock:  # which the sweep had meanwhile, and may have taken some of them
             ids = tuple([one.definition.id for one in wanted if one.definition.id not in self._executor.runners])
+            self._claims.waking.update(ids)
             try:
                 taken = await self._claims.take(ids, STARTUP_STATES, dead)
+                self._claims.waking.difference_update(ids)
                 for loaded in taken:
                     await self._take(loaded)
             except (CodecError, KeyUnavailableError):
@@ -128,9 +130,12 @@ class Startup:
         if id in self._executor.runners:
             return
         try:
-            for loaded in await self._claims.take((id,), STARTUP_STATES, dead):
+            taken = await self._claims.take((id,), STARTUP_STATES, dead)
+            self._claims.waking.discard(id)
+            for loaded in taken:
                 await self._take(loaded)
         except CodecError as error:
+            self._claims.waking.discard(id)
             await self._claims.set_aside(id, str(error))
             self._unreadable(id, error)
         except KeyUnavailableError as error:  # looked at again by the sweep, which knows that something is left

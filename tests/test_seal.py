@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import threading
 from typing import Any
 from zlib import crc32
 
+import attrs
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ from longrun.errors import (
 from longrun.seal import COMPRESSED, ENCRYPTED, VERSION, Seal
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
-from longrun.testing.samples import create
+from longrun.testing.samples import claim, create, send
 
 OLD, NEW = os.urandom(32), os.urandom(32)
 PLACE = "job-1/7"
@@ -357,3 +359,24 @@ def test_any_bytes_are_read_or_refused_with_an_error_of_the_codec(tail: bytes, w
             SEALS[which].unwrap(blob, PLACE)
         except (CorruptDataError, NewerFormatError):
             continue
+
+
+async def test_the_loop_does_not_wait_for_keys():
+    """Who keeps them may be far away."""
+    threads: set[int] = set()
+    ring = Keys()
+
+    def slow(key_id: str | None) -> tuple[str, bytes]:
+        threads.add(threading.get_ident())
+        return ring(key_id)
+
+    async with CheckpointStore(MemoryBackend(), seal=Seal(key=slow)) as store:
+        await store.create(create("a"))
+        await store.send("a", attrs.evolve(send("a").message, payload=b"1"))
+        threads.clear()
+        await store.load("a")
+        await store.messages("a")
+        await store.checkpoint("a", 1)
+        assert await store.claim(claim())
+        assert threads
+        assert threading.get_ident() not in threads

@@ -21,6 +21,7 @@ from longrun import (
     KeyUnavailableError,
     MemoryCheckpointStore,
     Sleep,
+    StepContext,
     StepRegistry,
     StoreUnavailableError,
     WaitFor,
@@ -434,6 +435,39 @@ async def test_what_rests_here_under_a_key_that_cannot_be_had_is_woken_later(
 
 async def _refused(id: str) -> Loaded:
     raise KeyUnavailableError(id, "old", "PermissionError")
+
+
+@pytest.mark.parametrize("held", [False, True])
+async def test_what_was_paused_goes_on_although_its_key_was_away_at_the_start(held: bool) -> None:
+    """The pass has claimed it by then: when it is found again, it is known why. What is held was not asked for."""
+    registry, backend, away = StepRegistry(), MemoryBackend(), False
+
+    def key(key_id: str | None) -> tuple[str, bytes]:
+        if key_id is not None and away:
+            raise ConnectionError
+        return "key", b"k" * 32
+
+    @registry.step
+    async def stay(ctx: StepContext, state: int) -> int:
+        while state == 1:
+            await ctx.checkpoint()
+        return state
+
+    registry.workflow("w", [stay])
+    async with Executor(registry, store=CheckpointStore(backend, seal=Seal(key=key))) as executor:
+        await executor.start("w", 1, id="a")
+        await executor.pause("a", hold=held)
+        await executor.pause("a", hold=held)
+    away = True
+    async with Executor(registry, store=CheckpointStore(backend, seal=Seal(key=key))) as executor:
+        assert (await executor.auto_resume_all()).resumed == ()
+        away = False
+        with anyio.fail_after(PATIENCE):
+            while executor.sweeper.claims.unsure:
+                await executor.sweeper.once()
+            state = "paused" if held else "running"
+            assert (await (await executor.handle("a")).wait(state)).state == state
+        assert executor.sweeper.claims.waking == set()
 
 
 # --- lists of steps, whose names nobody knows beforehand --------------------------------------------------------------

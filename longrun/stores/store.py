@@ -143,6 +143,11 @@ class CheckpointStore:
 
     async def claim(self, claim: Claim) -> list[Loaded]:
         loaded: list[Loaded] = await self._call(partial(self.backend.claim, claim))
+        if self._seal.encrypts and loaded:  # neither the loop nor the writer waits for keys
+            return await self._read(self._all_unsealed, loaded)
+        return self._all_unsealed(loaded)
+
+    def _all_unsealed(self, loaded: list[Loaded]) -> list[Loaded]:
         return [self._unsealed_or_damaged(one) for one in loaded]
 
     async def settled(self) -> None:
@@ -181,7 +186,10 @@ class CheckpointStore:
 
     async def load(self, id: str) -> Loaded:
         """Everything of one execution; `ExecutionNotFoundError` if there is none."""
-        loaded = await self._read(self.backend.load, id)
+        return await self._read(self._load, id)
+
+    def _load(self, id: str) -> Loaded:
+        loaded = self.backend.load(id)
         if loaded is None:
             raise ExecutionNotFoundError(id)
         return self._unsealed(loaded)
@@ -227,14 +235,20 @@ class CheckpointStore:
         return await self._read(partial(self.backend.boundaries, id, after=after, limit=limit))
 
     async def checkpoint(self, id: str, seq: int) -> tuple[Boundary, Mapping[str, bytes]] | None:
-        found = await self._read(self.backend.checkpoint, id, seq) if 0 < seq < 1 << 63 else None
+        return await self._read(self._checkpoint, id, seq) if 0 < seq < 1 << 63 else None
+
+    def _checkpoint(self, id: str, seq: int) -> tuple[Boundary, Mapping[str, bytes]] | None:
+        found = self.backend.checkpoint(id, seq)
         if found is None:
             return None
         boundary, blobs = found
         return self._unsealed_boundary(id, boundary), self._unsealed_blobs(id, blobs)
 
     async def messages(self, id: str) -> list[Message]:
-        return [self._unsealed_message(id, m) for m in await self._read(self.backend.messages, id)]
+        return await self._read(self._messages, id)
+
+    def _messages(self, id: str) -> list[Message]:
+        return [self._unsealed_message(id, message) for message in self.backend.messages(id)]
 
     async def pending(self, owner: str) -> list[str]:
         return await self._read(self.backend.pending, owner)
@@ -249,7 +263,7 @@ class CheckpointStore:
         """Call `changed` in this loop whenever others may have changed something; returns how to stop that."""
         return self._watcher.add(current_loop(), changed)
 
-    # sealing: compressed and encrypted on the way in, in the writer's thread
+    # sealing: compressed and encrypted on the way in, in the writer's thread, and back in a reader's
 
     def _sealed(self, write: Write) -> Write:
         seal = self._seal
