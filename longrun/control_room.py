@@ -23,7 +23,7 @@ from attrs import frozen
 
 from longrun import codec, views
 from longrun.clock import SYSTEM_CLOCK, Clock
-from longrun.desk import UNCHANGED, Desk, check_name, encode_payload
+from longrun.desk import UNCHANGED, Desk, check_name, check_timeout, encode_payload
 from longrun.errors import (
     ConfigError,
     ExecutionNotFoundError,
@@ -151,6 +151,7 @@ class ControlRoom(Desk, abc.ABC):
         check_name("name", name)
         if key is not None:
             check_name("key", key)
+        check_timeout(timeout)
         loaded = await self.store.load(check_id(id))
         if loaded.head.state.finished:
             raise InvalidStateError(id, loaded.head.state, "signal")
@@ -187,7 +188,7 @@ class ControlRoom(Desk, abc.ABC):
         timeout: float | None = None,
     ) -> None:
         message = Message(kind=kind, options=options or {}, payload=payload, sent=self.clock.now())
-        deadline = math.inf if timeout is None else anyio.current_time() + timeout
+        deadline = math.inf if check_timeout(timeout) is None else anyio.current_time() + (timeout or 0.0)
         told = self.tell(check_id(id), message, allowed)
         if told is not None and await self.obeyed_soon(id, told, deadline):
             return

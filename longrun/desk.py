@@ -317,6 +317,14 @@ def check_limit(limit: object) -> int:
     return limit
 
 
+def check_timeout(seconds: object) -> float | None:
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise ConfigError("timeout", seconds, "give a number of seconds from 0 on, or None")
+    return seconds
+
+
 def _names(what: str, names: object) -> frozenset[str] | None:
     if names is None:
         return None
@@ -328,6 +336,9 @@ def _names(what: str, names: object) -> frozenset[str] | None:
 def _filter(metadata: object) -> dict[str, Any]:
     if metadata is not None and not isinstance(metadata, Mapping):
         raise ConfigError("metadata", metadata, "give a dict of the values that are looked for")
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str) or not views.is_plain(value):
+            raise ConfigError("metadata", {key: value}, "look for JSON values, by names that are strings")
     return dict(metadata or {})
 
 

@@ -64,10 +64,16 @@ def _restored(kind: type[LongrunError], args: tuple[Any, ...], fields: dict[str,
     return error
 
 
+def _short(value: object) -> str:
+    """As it was given, or as much of it as fits into a sentence."""
+    shown = repr(value)
+    return shown if len(shown) <= 300 else f"{shown[:280]} … ({len(shown):,} characters)"
+
+
 class ConfigError(LongrunError, ValueError):
     def __init__(self, name: str, value: object, expected: str) -> None:
         self.name, self.value, self.expected = name, value, expected
-        super().__init__(f"{name}={value!r} will not do: {expected}")
+        super().__init__(f"{name}={_short(value)} will not do: {expected}")
 
 
 class RegistrationError(LongrunError):
@@ -103,7 +109,7 @@ class UnknownStepError(LongrunError):
 class UnknownWorkflowError(LongrunError):
     def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
         self.name = name
-        super().__init__(f"no workflow named {name!r} is registered here{_known(known)}")
+        super().__init__(f"no workflow named {_short(name)} is registered here{_known(known)}")
 
 
 class InvalidIdError(LongrunError, ValueError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from longrun import views
-from longrun.desk import UNCHANGED, check_states
+from longrun.desk import UNCHANGED, check_states, check_timeout
 from longrun.errors import (
     CorruptDataError,
     ExecutionBlockedError,
@@ -62,7 +62,7 @@ class ExecutionHandle:
         async with self._away():
             if timeout is None:
                 return await self._result()
-            with anyio.fail_after(timeout):
+            with anyio.fail_after(check_timeout(timeout)):
                 return await self._result()
 
     async def _result(self) -> Any:
@@ -80,7 +80,7 @@ class ExecutionHandle:
         it is not after so many seconds; the execution goes on all the same."""
         wanted = check_states(states) or frozenset()
         async with self._away():
-            with anyio.fail_after(timeout):
+            with anyio.fail_after(check_timeout(timeout)):
                 loaded = await self._room.until(self.id, wanted, wakes=self._is_child)
         forecast = self._room.forecaster.at_once(loaded.definition, loaded.head)
         return views.execution(loaded.definition, loaded.head, forecast=forecast)

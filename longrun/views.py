@@ -129,13 +129,14 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
             raise ConfigError("metadata", key, "its keys must be strings")
         if key == TRACE:
             raise ConfigError("metadata", key, "telemetry keeps something of its own under that name")
-        if not _is_plain(value):
+        if not is_plain(value):
             raise NotStorableError(f"metadata[{key!r}]", f"{type(value).__name__} is not a JSON value")
     codec.encode(plain, dict, path="metadata", limit=65536)
     return plain
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether it is a JSON value, which is all that metadata can hold."""
     try:
         return _is_json(value)
     except RecursionError:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,29 @@ async def test_unknown_steps_workflows_and_executions_are_named(registry):
         ):
             with pytest.raises(ExecutionNotFoundError, match="'nobody'"):
                 await request("nobody")
+
+
+@pytest.mark.parametrize("timeout", ["x", float("nan"), -1, True])
+async def test_a_timeout_that_makes_no_sense_is_refused_before_anything_is_stored(registry, timeout):
+    async with Executor(registry, store=MemoryCheckpointStore()) as executor:
+        run = await executor.submit("work", 1, delay=3600)
+        for call in (run.cancel, run.pause, run.resume, run.result, run.wait, partial(run.signal, "go")):
+            with pytest.raises(ConfigError, match="timeout="):
+                await call(timeout=timeout)
+        assert (await executor.store.load(run.id)).messages == ()
+
+
+@pytest.mark.parametrize("metadata", [{"a": object()}, {"a": {1}}, {1: "a"}, "a"], ids=str)
+async def test_metadata_that_nothing_can_have_is_not_looked_for(registry, metadata):
+    async with Executor(registry, store=MemoryCheckpointStore()) as executor:
+        with pytest.raises(ConfigError, match="metadata="):
+            await executor.list(metadata=metadata)
+
+
+def test_an_error_does_not_repeat_a_very_long_argument():
+    for error in (ConfigError("key", "x" * 100_000, "another"), UnknownWorkflowError("x" * 100_000)):
+        assert len(str(error)) < 500
+    assert "'short'" in str(ConfigError("key", "short", "another"))
 
 
 async def test_what_the_state_forbids_is_refused(registry):
