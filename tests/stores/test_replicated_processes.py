@@ -212,6 +212,35 @@ def _die() -> None:
     raise KeyboardInterrupt  # as good as a SIGKILL: nothing catches it
 
 
+def test_a_witness_that_has_forgotten_the_pair_consents_to_nothing(
+    stores: tuple[StoreBackend, StoreBackend], tmp_path: Path
+) -> None:
+    """An empty directory is what is left of a share that is not mounted; on another machine it is another one."""
+    process = Process(stores, DirectoryWitness(tmp_path / "witness"))
+    with opened(process.backend):
+        for file in (tmp_path / "witness").iterdir():
+            file.unlink()
+        process.primary.down = True
+        with pytest.raises(StoreUnavailableError, match="the witness has forgotten this pair"):
+            process.backend.commit([create("a")])
+        with pytest.raises(StoreUnavailableError, match="the witness has forgotten this pair"):
+            process.backend.failover(force=True)
+        assert process.parts == ("primary", "level")
+
+
+def test_a_witness_can_be_given_to_a_pair_of_long_standing(
+    stores: tuple[StoreBackend, StoreBackend], tmp_path: Path
+) -> None:
+    before = Process(stores, None)
+    with opened(before.backend):
+        before.backend.failover()
+    process = Process(stores, DirectoryWitness(tmp_path / "witness"))
+    with opened(process.backend):
+        process.secondary.down = True
+        created(process.backend, create("a"))
+        assert process.parts == ("primary", "behind")
+
+
 def test_the_others_follow(two: Two) -> None:
     """One process loses the primary and fails over; the other, which still reaches both, loses nothing (I3)."""
     one, other = two

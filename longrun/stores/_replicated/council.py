@@ -128,9 +128,18 @@ class Council:
         if unseen and not told and not lonely:
             self._wait(f"the {unseen[0]} does not answer and may be the newer one; failover() with force=True decides")
             return
+        if not unseen:
+            self._introduce(newest)
         self._follow(newest)
         with contextlib.suppress(LostError):  # a side that is away is looked at again when it is back
             self._refuse_old(newest, records)
+
+    def _introduce(self, newest: Term) -> None:
+        """A witness that was given to a pair of long standing: both sides answer, so this is what there is to know."""
+        if self._witness is not None:
+            with contextlib.suppress(StoreUnavailableError):
+                if self._witness.read() is None:
+                    self._witness.propose(newest)
 
     def announce(self) -> None:
         """A term of this process's own, so that a second one that takes itself to be alone is found out."""
@@ -274,6 +283,8 @@ class Council:
             generation=old.generation + 1, pair=old.pair, active=active, standby=standby, tail=kept, by=self.name
         )
         if self._witness is not None:
+            if self._witness.read() is None:  # a directory that is not mounted, say: it would consent to anything
+                raise StoreUnavailableError(KIND, "the witness has forgotten this pair; see that it is what it was")
             if not self._witness.propose(new):
                 self.follow()
                 return False
