@@ -53,6 +53,8 @@ class Gates:
         self._noted = {DEFAULT}
         self._turn = 0
         self._tried: dict[str, float] = {}
+        self._flowing: set[str] = set()
+        """Queues that gave something when they were last asked: there is likely more."""
         self._granted: set[tuple[str, int, int]] = set()
         """What was let through here: for these the runners of this program tell more than the store."""
 
@@ -138,7 +140,12 @@ class Gates:
             if record is None:
                 self._look_again(self._executor.clock.now() + AGAIN)
                 return 0
-            return await self._take_within(record, claim)
+            taken = await self._take_within(record, claim)
+        if taken:
+            self._flowing.add(name)
+        else:
+            self._flowing.discard(name)
+        return taken
 
     async def _take_within(self, record: Loaded, claim: Claim) -> int:
         name = record.definition.queue
@@ -172,7 +179,7 @@ class Gates:
             states -= {State.INITIALIZED}
             if states != claim.states:
                 self._look_again(gate.next_start(now))
-        if left_by_dead:
+        if left_by_dead or name in self._flowing:
             return True
         page = await store.find(Query(queue=name, states=states, workflows=claim.workflows, owned=False, limit=GLANCE))
         return any(_is_due(stored.head, now) for stored in page) or (len(page) == GLANCE and self._may_try(name))

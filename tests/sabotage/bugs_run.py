@@ -153,7 +153,7 @@ def branch_not_durable() -> None:
 )
 def child_process_progress_dropped() -> None:
     """What a child process wants to save does not reach the ledger."""
-    edit("longrun.process", "_serve", "attempt.ledger.record(key, text.encode())", "pass")
+    edit("longrun.process", "_record", "ledger.record(key, text.encode())", "pass")
 
 
 @bug("signal-taken-without-its-move", "tests/test_signals.py::test_a_signal_is_taken_in_the_same_write_as_the_move")

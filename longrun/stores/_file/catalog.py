@@ -110,6 +110,10 @@ class Catalog:
                 self.look_at(query.owner)
             elif is_about_records(query):
                 self.listen()
+            elif query.owned is not None:
+                self.listen()
+                for owner in self.entries.owners() if query.owned else ():
+                    self.look_at(owner)
             else:
                 self.look()
 

@@ -28,11 +28,11 @@ from longrun.stores._file.contents import (
 )
 from longrun.stores._file.disk import UnopenableError, UnreadableFileError, close_all, write_all
 from longrun.stores._file.done import read_done
-from longrun.stores._file.entries import rank
 from longrun.stores._file.entry import NO_INBOX, Entry, Inbox
 from longrun.stores._file.history import move_history
 from longrun.stores._file.inbox import Letters, box_of, read_letters, sure_box
 from longrun.stores._file.journal import Journal, failed, remove_locked
+from longrun.stores._file.line import rank
 from longrun.stores._file.lines import Identity
 from longrun.stores._file.mine import Journals
 from longrun.stores._file.place import journal_name
@@ -74,22 +74,32 @@ class Claims:
         self._place, self._catalog = journals.place, journals.catalog
 
     def claim(self, claim: Claim) -> list[Loaded]:
-        candidates = self._due(claim) if claim.ids is None else self._named(claim, claim.ids)
-        chosen = sorted({entry.stem: entry for entry in candidates}.values(), key=lambda entry: rank(entry.definition))
+        if claim.ids is None:
+            with self._catalog.lock:
+                self._catalog.listen()
+                for owner in claim.dead:
+                    self._catalog.look_at(owner)
+            named = None
+        else:
+            named = sorted(self._named(claim, claim.ids), key=lambda entry: rank(entry.definition))
         given: list[Loaded] = []
-        while chosen and len(given) < claim.limit:
-            room = min(claim.limit - len(given), self._journals.limit)
-            given += self._take_all(chosen[:room], claim)
-            del chosen[:room]
+        tried: set[str] = set()
+        while (room := min(claim.limit - len(given), self._journals.limit)) > 0:
+            chosen = self._due(claim, room, tried) if named is None else named[:room]
+            if not chosen:
+                break
+            given += self._take_all(chosen, claim)
+            if named is not None:
+                del named[:room]
         return given
 
-    def _due(self, claim: Claim) -> list[Entry]:
+    def _due(self, claim: Claim, number: int, tried: set[str]) -> list[Entry]:
+        """The next so many. What was tried and could not be had, since somebody else was quicker, is not again."""
         with self._catalog.lock:
-            self._catalog.listen()
-            for owner in claim.dead:
-                self._catalog.look_at(owner)
-            found = self._catalog.entries.due(claim)
-            return [entry for entry in found if _is_asked_for(entry, claim)]
+            entries = self._catalog.entries
+            found = entries.due(claim, number, lambda entry: entry.id not in tried and _is_asked_for(entry, claim))
+            tried.update(entry.id for entry in found)
+            return found
 
     def _named(self, claim: Claim, ids: Iterable[str]) -> list[Entry]:
         found: list[Entry] = []

@@ -6,11 +6,12 @@ Place in the life of an execution: claim, and every listing. Pure bookkeeping in
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from longrun.stored import RECORDS, Claim, Definition, Head, Query
+from longrun.stored import RECORDS, Claim, Head, Query
 from longrun.stores._file.contents import Mail
 from longrun.stores._file.entry import Entry, Inbox
+from longrun.stores._file.line import Line, rank
 from longrun.stores.rows import wake_at
 
 
@@ -20,7 +21,7 @@ class Entries:
     def __init__(self) -> None:
         self.by_stem: dict[str, Entry] = {}
         self._by_owner: dict[str, dict[str, Entry]] = {}
-        self._ready: dict[str, Entry] = {}
+        self._ready = Line()
         self._timed: list[tuple[float, str]] = []
         self._posted: dict[str, Entry] = {}
         self._records: dict[str, Entry] = {}
@@ -84,7 +85,7 @@ class Entries:
             return
         entry.wake = wake_at(entry.shown[1])
         if entry.wake == 0.0:
-            self._ready[entry.stem] = entry
+            self._ready.join(entry)
             return
         if not entry.state.finished:
             entry.fold()
@@ -97,7 +98,7 @@ class Entries:
     def _unindex(self, entry: Entry) -> None:
         if (owner := entry.owner) is not None:
             _take_out(self._by_owner, owner, entry.stem)
-        self._ready.pop(entry.stem, None)
+        self._ready.leave(entry)
         self._posted.pop(entry.stem, None)
         entry.wake = None
 
@@ -118,6 +119,9 @@ class Entries:
     def owned_by(self, owner: str) -> list[Entry]:
         return list(self._by_owner.get(owner, {}).values())
 
+    def owners(self) -> list[str]:
+        return list(self._by_owner)
+
     def pending(self, owner: str) -> list[str]:
         return [entry.id for entry in self._posted.values() if entry.owner == owner]
 
@@ -132,9 +136,14 @@ class Entries:
         entry = self.by_stem.get(stem)
         return entry is not None and entry.wake == moment
 
-    def due(self, claim: Claim) -> Iterator[Entry]:
-        """What may be due for this claim: owned by nobody or by a dead one."""
-        yield from list(self._ready.values())
+    def due(self, claim: Claim, number: int, wanted: Callable[[Entry], bool]) -> list[Entry]:
+        """The first so many that are due for this claim, owned by nobody or by a dead one, and wanted."""
+        found = {entry.stem: entry for entry in self._ready.first(claim, number, wanted)}
+        found |= {entry.stem: entry for entry in self._also_due(claim) if wanted(entry)}
+        return sorted(found.values(), key=lambda entry: rank(entry.definition))[:number]
+
+    def _also_due(self, claim: Claim) -> Iterator[Entry]:
+        """What has been waiting for its time, and what the dead have left."""
         taken: list[tuple[float, str]] = []
         while self._timed and self._timed[0][0] <= claim.now:
             item = heapq.heappop(self._timed)
@@ -156,8 +165,3 @@ def _take_out(index: dict[str, dict[str, Entry]], name: str, stem: str) -> None:
     part.pop(stem, None)
     if not part:
         index.pop(name, None)
-
-
-def rank(definition: Definition) -> tuple[int, float, str]:
-    """The oldest of the highest priority comes first."""
-    return -definition.priority, definition.created, definition.id
