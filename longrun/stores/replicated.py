@@ -56,6 +56,9 @@ class ReplicatedCheckpointStore(CheckpointStore):
     - A process that starts while one store is away uses the other only if the witness says so, or if the stored
       record says that it was alone before. Otherwise it waits: the store that is away may be the newer one.
     - A store that is set back to an older copy of itself is noticed only if its generation is older too.
+    - A store that hangs is away when its driver says so: Redis after its time-outs, some of them one after another;
+      PostgreSQL when its connection breaks, which that to a server that is frozen, and not dead, does not. Until then a
+      synchronous pair waits, and so does everybody whose active store it is.
 
     The number of automatic failovers is bounded by `max_failovers`; it starts again from nothing when the two have been
     level for `failover_reset` seconds, and after a `failover()` by hand. States are sealed once, by the primary's
