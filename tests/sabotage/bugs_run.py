@@ -156,6 +156,24 @@ def child_process_progress_dropped() -> None:
     edit("longrun.process", "_record", "ledger.record(key, text.encode())", "pass")
 
 
+@bug(
+    "child-killed-without-last-words",
+    "tests/test_process.py::test_the_last_capture_is_flushed_however_an_attempt_ends",
+)
+def child_killed_without_last_words() -> None:
+    """A child process that is to be killed is not asked for what its step has captured."""
+    edit("longrun.process", "Child.stopped", 'self._bell.send(b"!")', "pass")
+
+
+@bug(
+    "waiting-fails-with-the-store",
+    "tests/test_store_failing.py::test_a_step_that_waits_for_its_child_does_not_fail_with_the_store",
+)
+def waiting_fails_with_the_store() -> None:
+    """A step that waits for its child fails when the store is away."""
+    edit("longrun.control_room", "ControlRoom.patiently", "if self.closed or not known:", "if True:")
+
+
 @bug("signal-taken-without-its-move", "tests/test_signals.py::test_a_signal_is_taken_in_the_same_write_as_the_move")
 def signal_taken_without_its_move() -> None:
     """A signal leaves the queue in one write, and the wait it ends is ended in the next."""

@@ -356,3 +356,19 @@ def lost_standby_write_trusted() -> None:
         "_answers(active, part, told)",
     )
     replace("longrun.stores._replicated.mirror", "alike", lambda original: lambda here, there: True)
+
+
+@bug(
+    "parts-exchanged-unseen",
+    "tests/stores/test_replicated_async.py"
+    "::test_what_another_process_has_in_its_queue_comes_over_before_the_parts_are_exchanged",
+)
+def parts_exchanged_unseen() -> None:
+    """In asynchronous mode the two sides exchange their parts when one process's own queue is empty."""
+    replace("longrun.stores._replicated.council", "Council.exchanges", lambda original: lambda self: False)
+
+
+@bug("moved-takes-orders", "tests/test_copy.py::test_what_was_moved_takes_no_orders_in_its_old_home")
+def moved_takes_orders() -> None:
+    """A store goes on acknowledging signals and cancels for what was moved to another one."""
+    replace("longrun.stored", "was_moved", lambda original: lambda head: False)
