@@ -272,7 +272,7 @@ async def test_who_waits_for_an_execution_elsewhere_follows_a_store_that_comes_b
 
     registry.workflow("work", [ask])
     async with Executor(registry, store=store) as executor, Client(CheckpointStore(way)) as client:
-        await executor.start("work", id="a")
+        await (await executor.start("work", id="a")).wait("waiting")
         way.deaf = 1
         with pytest.raises(StoreUnavailableError):  # the first question is answered, or it is an error
             await client.handle("a").result()
