@@ -23,7 +23,7 @@ from longrun import Executor, ExecutorConfig, RetryPolicy, StepRegistry, SyncSte
 
 registry = StepRegistry()
 PAGES = 40
-SECONDS = 0.02
+SECONDS = 0.05
 """What each page takes."""
 
 
