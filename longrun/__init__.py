@@ -1,7 +1,6 @@
 """longrun: named steps that survive a crash.
 
-The map follows the life of an execution. What stands further up uses what stands further down, with few exceptions; of
-the modules not named here each says in its first lines where it belongs.
+The map follows the life of an execution; what stands further up mostly uses what stands further down.
 
     define      registry    steps and workflows by name; what a step may return
     start       executor    run many; office: what clients do too; desk, control_room: look and control

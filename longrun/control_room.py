@@ -188,7 +188,8 @@ class ControlRoom(Desk, abc.ABC):
         timeout: float | None = None,
     ) -> None:
         message = Message(kind=kind, options=options or {}, payload=payload, sent=self.clock.now())
-        deadline = math.inf if check_timeout(timeout) is None else anyio.current_time() + (timeout or 0.0)
+        within = check_timeout(timeout)
+        deadline = math.inf if within is None else anyio.current_time() + within
         told = self.tell(check_id(id), message, allowed)
         if told is not None and await self.obeyed_soon(id, told, deadline):
             return
