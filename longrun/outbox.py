@@ -88,11 +88,13 @@ class Outbox:
     def _submit(self, save: Save) -> None:
         self._flying += 1
         try:
-            self._courier.store.submit(save, self._answered, self._loop)
+            self._courier.store.submit(save, self, self._loop)
         except LongrunError as error:  # the store is closed
-            self._answered(error)
+            self(error)
 
-    def _answered(self, error: LongrunError | None) -> None:
+    def __call__(self, error: LongrunError | None) -> None:
+        """The store's answer to the oldest write in flight. Called itself: a method of it would be one more object for
+        every write."""
         self._flying -= 1
         if self.lost is not None:
             return

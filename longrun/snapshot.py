@@ -48,11 +48,14 @@ class Snapshots:
         self._slack = max(4, history // 2)
         self._limit = limit
         self._parts: dict[str, _Part] = {}
-        self._kept: list[tuple[int, tuple[str, ...]]] = []
+        self._kept: list[int] = []
+        self._blobs_of: dict[int, tuple[str, ...]] = {}
+        """Of those states that have any."""
 
     def restore(self, data: bytes, blobs: Mapping[str, bytes], kept: tuple[tuple[int, tuple[str, ...]], ...]) -> None:
         """Go on from a loaded checkpoint: its blobs need not be written again."""
-        self._kept = list(kept)
+        self._kept = [seq for seq, _ in kept]
+        self._blobs_of = {seq: names for seq, names in kept if names}
         if blobs:
             self._parts = {key: _Part(name, blobs[name], None) for key, name in _references(data).items()}
 
@@ -119,19 +122,20 @@ class Snapshots:
         kept = self._kept
         for boundary in boundaries:
             if boundary.data is not None:
-                kept.append((boundary.seq, boundary.blobs))
+                kept.append(boundary.seq)
+                if boundary.blobs:
+                    self._blobs_of[boundary.seq] = boundary.blobs
         surplus = len(kept) - self._history
         return NO_CHANGE if surplus <= 0 or (surplus < self._slack and not exactly) else self.let_go(surplus)
 
     def let_go(self, surplus: int) -> tuple[int, tuple[str, ...]]:
         """Of the oldest states."""
-        kept = self._kept
-        gone = {name for _, names in kept[:surplus] for name in names}
+        kept, blobs_of = self._kept, self._blobs_of
+        gone = {name for seq in kept[:surplus] for name in blobs_of.pop(seq, ())}
         del kept[:surplus]
         if gone:
-            for _, still in kept:
-                gone.difference_update(still)
-        return kept[0][0], tuple(gone)
+            gone.difference_update(*blobs_of.values())
+        return kept[0], tuple(gone)
 
 
 def restore_tree(data: bytes, blobs: Mapping[str, bytes], split: bool) -> Any:

@@ -36,7 +36,7 @@ def swallow_store_error() -> None:
     def make(answered: Function) -> Function:
         return lambda self, error: answered(self, None if isinstance(error, StoreUnavailableError) else error)
 
-    replace("longrun.outbox", "Outbox._answered", make)
+    replace("longrun.outbox", "Outbox.__call__", make)
 
 
 @bug("event-before-the-fact", "tests/test_events.py::test_none_is_told_before_its_fact_is_durable")

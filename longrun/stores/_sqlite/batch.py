@@ -24,7 +24,7 @@ from longrun.errors import (
 from longrun.records import ExecutionState
 from longrun.stored import Head, Message, Save, Send
 from longrun.stores import rows
-from longrun.stores._sqlite import sql
+from longrun.stores._sqlite import pack, sql
 from longrun.stores._sqlite.file import KIND
 from longrun.stores._sqlite.ready import UNSTORABLE, Part, Ready, ReadyCreate, ReadySave, Unfit
 from longrun.stores.assemble import fits
@@ -160,8 +160,9 @@ class Batch:
         key, head = row.key, save.head
         if row.owner not in self._owners or head.owner not in self._owners:
             self._say_if_foreign(row.owner, head.owner)
-        for columns in ready.boundaries:
-            self._boundaries += (key, *columns)
+        columns = ready.boundaries
+        for start in range(0, len(columns), pack.BOUNDARY_WIDTH):
+            self._boundaries += (key, *columns[start : start + pack.BOUNDARY_WIDTH])
         if ready.steps is not None:
             self._set_steps.append((key, save, *ready.steps))
         self._heads[row] = ready

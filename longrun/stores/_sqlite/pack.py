@@ -102,6 +102,9 @@ def _names(kind: str, name: str | None) -> str:
     return f'["{kind}", {"null" if name is None else encode_basestring_ascii(name)}, null]'
 
 
+BOUNDARY_WIDTH = 7
+
+
 def boundary_columns(id: str, boundary: Boundary) -> tuple[Any, ...]:
     """For `ADD_BOUNDARY`, without the execution's key."""
     b = boundary

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from longrun.errors import NotStorableError
 from longrun.stored import Create, Save, Send, Write
@@ -27,7 +28,9 @@ class ReadySave:
     def __init__(self, save: Save) -> None:
         id, self.save = save.id, save
         self.state, self.numbers, self.words, self.crc = pack.head_columns(id, save.head)
-        self.boundaries = [pack.boundary_columns(id, boundary) for boundary in save.boundaries]
+        self.boundaries: list[Any] = []
+        for boundary in save.boundaries:
+            self.boundaries += pack.boundary_columns(id, boundary)
         self.steps = None if save.steps is None else _steps(id, save.steps)
         if self.steps is not None:
             save.version.encode()  # text that is no Unicode is refused here, not in the middle of a transaction
