@@ -20,15 +20,9 @@ from longrun import (
     NewerFormatError,
     QueueLimit,
     RegistrationError,
-    ReplicatedCheckpointStore,
     RetentionPolicy,
-    SQLAlchemyTaskStore,
-    SQLiteCheckpointStore,
-    StepContext,
     StepRegistry,
     StoreUnavailableError,
-    TaskCheckpointStore,
-    WaitFor,
     gates,
     open_store,
 )
@@ -41,133 +35,17 @@ from longrun.testing import ManualClock
 from longrun.testing.samples import owned
 from longrun.worker import Worker
 from tests.crashing import CrashableWorker, crash
-from tests.servers import PostgresServer, Source
-
-PATIENCE = 60.0
-QUICK = ExecutorConfig(heartbeat_interval=0.1, lease_ttl=30.0)
-
-
-class Ledger:
-    """Steps that tell how many of them run at once, and that the test can hold up."""
-
-    def __init__(self, *, held: bool = False) -> None:
-        self.registry = StepRegistry()
-        self.running: dict[str, int] = {}
-        self.most = 0
-        self.begun: list[str] = []
-        self.ended: list[str] = []
-        self.changed = anyio.Event()
-        self.go = anyio.Event()
-        if not held:
-            self.go.set()
-        self.registry.register("work", self.work)
-        self.registry.register("wait", self.wait)
-        self.registry.register("look", self.look)
-        self.registry.workflow("work", ["work"])
-        self.registry.workflow("look", ["look"])
-        self.registry.workflow("waits", ["wait", "work"])
-
-    async def work(self, ctx: StepContext, state: Any) -> Any:
-        self.begun.append(ctx.execution_id)
-        self.running[ctx.execution_id] = self.running.get(ctx.execution_id, 0) + 1
-        self.most = max(self.most, sum(self.running.values()))
-        self.tell()
-        try:
-            await self.go.wait()
-            await anyio.sleep(0.002)
-        finally:
-            self.running[ctx.execution_id] -= 1
-        self.ended.append(ctx.execution_id)
-        self.tell()
-        return state
-
-    async def wait(self, state: Any) -> WaitFor:
-        return WaitFor("go", state)
-
-    async def look(self, state: Any) -> Any:
-        return state
-
-    def tell(self) -> None:
-        changed, self.changed = self.changed, anyio.Event()
-        changed.set()
-
-    async def until_begun(self, number: int) -> None:
-        while len(self.begun) < number:
-            await self.changed.wait()
-
+from tests.limited import PATIENCE, QUICK, Ledger, keeps_to_its_limit
 
 # --- on every store -------------------------------------------------------------------------------------------------
-
-
-async def keeps_to_its_limit(
-    store: CheckpointStore | str, *, number: int = 40, config: ExecutorConfig = QUICK, **options: Any
-) -> None:
-    """Four workers, forty executions, three at once: the first three are held until they are there together."""
-
-    def mine() -> CheckpointStore:
-        return store if isinstance(store, CheckpointStore) else open_store(store, **options)
-
-    ledger = Ledger(held=True)
-    with anyio.fail_after(PATIENCE):
-        async with Client(mine()) as client:
-            await client.limit_queue("gpu", concurrency=3)
-            runs = [await client.submit("work", n, queue="gpu") for n in range(number)]
-            (default, gpu) = await client.list_queues()
-            assert (default.name, default.limit) == ("default", None)
-            assert (gpu.name, gpu.queued, gpu.running) == ("gpu", number, 0)
-            assert gpu.limit == QueueLimit(concurrency=3)
-            async with anyio.create_task_group() as tasks:
-                workers = [Worker(ledger.registry, store=mine(), config=config) for _ in range(4)]
-                for worker in workers:
-                    tasks.start_soon(_serve, worker, name="worker")
-                await ledger.until_begun(3)
-                ledger.go.set()
-                for n, run in enumerate(runs):
-                    assert await run.result() == n
-                tasks.cancel_scope.cancel()
-            assert sorted(ledger.ended) == sorted(run.id for run in runs), "each ran once"
-            assert ledger.most == 3
-            assert sum((await client.count()).values()) == number
-            assert (await client.list_queues())[1].running == 0
-
-
-async def _serve(worker: Worker) -> None:
-    async with worker:
-        await anyio.sleep_forever()
 
 
 async def test_four_workers_keep_to_a_limit_in_memory() -> None:
     await keeps_to_its_limit(MemoryCheckpointStore())
 
 
-async def test_four_workers_keep_to_a_limit_on_files(tmp_path: Path) -> None:
-    await keeps_to_its_limit(f"file:{tmp_path / 'store'}")
-
-
 async def test_four_workers_keep_to_a_limit_on_sqlite(tmp_path: Path) -> None:
     await keeps_to_its_limit(f"sqlite:///{tmp_path / 'store.db'}")
-
-
-async def test_four_workers_keep_to_a_limit_on_postgres(
-    postgres_server: PostgresServer | Source, postgres_schema: str
-) -> None:
-    assert postgres_server.url is not None
-    await keeps_to_its_limit(postgres_server.url, schema=postgres_schema)
-
-
-async def test_four_workers_keep_to_a_limit_on_redis(redis_url: str, redis_prefix: str) -> None:
-    await keeps_to_its_limit(redis_url, prefix=redis_prefix.rstrip(":"))
-
-
-async def test_four_workers_keep_to_a_limit_on_tasks_of_an_application(tmp_path: Path) -> None:
-    """A store that knows nothing of queues but the contract."""
-    store = TaskCheckpointStore(SQLAlchemyTaskStore(f"sqlite:///{tmp_path / 'tasks.db'}"))
-    await keeps_to_its_limit(store, number=12, config=ExecutorConfig())
-
-
-async def test_four_workers_keep_to_a_limit_on_a_replicated_store(tmp_path: Path) -> None:
-    first, second = (SQLiteCheckpointStore(tmp_path / f"{name}.db") for name in ("a", "b"))
-    await keeps_to_its_limit(ReplicatedCheckpointStore(first, second))
 
 
 # --- what counts ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tests import servers
 from tests.server_process import PREFIX, Directory, ServerFailedError, is_alive, server_pids
 from tests.servers import PostgresServer, RedisServer, Source
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 # Starts a server, says where it is, and waits to be killed.
 OWNER = """
