@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from longrun import codec
 from longrun.book import Book
-from longrun.errors import CodecError, LongrunError
+from longrun.errors import CodecError, ExecutionNotFoundError, LeaseLostError, LongrunError
 from longrun.events import EventType
 from longrun.inbox import stored_numbers
-from longrun.outbox import MAY_PASS, back_off
+from longrun.outbox import back_off
 from longrun.records import ExecutionState
 from longrun.stored import Message, was_waiting
 
@@ -201,17 +201,25 @@ def _pauses_at_end(orders: list[Message]) -> list[Message]:
 
 
 async def put_aside(executor: Crew, runner: Runner, reason: str) -> None:
-    """It cannot go on here and must not be taken up again at once: blocked, where it can be seen. While the store is
-    away it stays here: nobody else could take it, and nobody here would."""
+    """It cannot go on here and must not be taken up again at once: blocked, where it can be seen. While that cannot be
+    stored it stays here: nobody else could take it, and nobody here would."""
     for tries in itertools.count(1):
         try:
-            loaded = await executor.store.load(runner.id)
-            if loaded.head.owner == executor.owner and loaded.head.fence == runner.head.fence:
-                await executor.block(loaded, reason)
+            await _block(executor, runner, reason)
         except LongrunError as error:
             executor.log.error("execution.not_put_aside", execution=runner.id, error_type=type(error).__name__)  # noqa: TRY400 -- a traceback may quote a state
-            if executor.draining or not isinstance(error, MAY_PASS):
+            if executor.draining or isinstance(error, (LeaseLostError, ExecutionNotFoundError)):
                 return
         else:
             return
         await runner.linger(back_off(tries))
+
+
+async def _block(executor: Crew, runner: Runner, reason: str) -> None:
+    try:
+        loaded = await executor.store.load(runner.id)
+    except CodecError:
+        await executor.sweeper.claims.set_aside(runner.id, reason)
+        return
+    if loaded.head.owner == executor.owner and loaded.head.fence == runner.head.fence:
+        await executor.block(loaded, reason)

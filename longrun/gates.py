@@ -10,7 +10,7 @@ gives back what it took, unrun. Queues without a limit need none of this: their 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import attrs
@@ -57,6 +57,8 @@ class Gates:
         """Queues that gave something when they were last asked: there is likely more."""
         self._granted: set[tuple[str, int, int]] = set()
         """What was let through here: for these the runners of this program tell more than the store."""
+        self._held: set[str] = set()
+        """Queues whose records are held here, or may be."""
 
     # limits
 
@@ -66,6 +68,8 @@ class Gates:
     async def look(self) -> None:
         """Read the limits, if it is time to."""
         self.moment = None
+        if self._held:
+            await self._let_go()
         for name, limit in list(self.wanted.items()):
             await self.set_limit(name, limit)
             self.wanted.pop(name, None)
@@ -98,15 +102,23 @@ class Gates:
         found = await records(store)
         if limit is not None and not any(self._gate(name, one.head).limit for name, one in found.items()):
             await self._note_all(frozenset(found))
+        if name in found and self._gate(name, found[name].head).limit == limit:
+            return
+        if not await store.create(new_record(name, limit, clock.now())):
+            while not await self._set(name, limit):  # noqa: ASYNC110 -- another process holds it
+                await anyio.sleep(AGAIN)
         async with self._claims.lock:
-            if name in found and self._gate(name, found[name].head).limit == limit:
-                return
-            if not await store.create(new_record(name, limit, clock.now())):
-                while (record := await self._enter(name)) is None:  # noqa: ASYNC110 -- another process holds it
-                    await anyio.sleep(AGAIN)
-                await self._leave(record, self._gate(name, record.head).limited(limit, clock.now()), must=True)
             await self._read()
         self._executor.stir()
+
+    async def _set(self, name: str, limit: QueueLimit | None) -> bool:
+        """Write a limit into the queue's record; False if another process holds that."""
+        async with self._claims.lock:
+            record = await self._enter(name)
+            if record is not None:
+                gate = self._gate(name, record.head).limited(limit, self._executor.clock.now())
+                await self._leave(record, gate, must=True)
+        return record is not None
 
     async def _note_all(self, known: frozenset[str]) -> None:
         """Before the first limit: what was stored without `note` must not be left out when queues are taken by name."""
@@ -131,23 +143,24 @@ class Gates:
         self._turn = (self._turn + 1) % len(parts)
         return parts[self._turn :] + parts[: self._turn]
 
-    async def take(self, name: str, claim: Claim) -> int:
-        """Take what a limited queue has room for, and run it; how many."""
-        if not await self._promising(name, claim):
+    async def take(self, name: str, claim: Claim, **how: Any) -> int:
+        """Take what a limited queue has room for, and run it; how many. What is claimed by its id is known to be
+        there."""
+        if claim.ids is None and not await self._promising(name, claim):
             return 0
         async with self._claims.lock:
             record = None if self._executor.draining else await self._enter(name)
             if record is None:
                 self._look_again(self._executor.clock.now() + AGAIN)
                 return 0
-            taken = await self._take_within(record, claim)
+            taken = await self._take_within(record, claim, **how)
         if taken:
             self._flowing.add(name)
         else:
             self._flowing.discard(name)
         return taken
 
-    async def _take_within(self, record: Loaded, claim: Claim) -> int:
+    async def _take_within(self, record: Loaded, claim: Claim, **how: Any) -> int:
         name = record.definition.queue
         gate = self._gate(name, record.head)
         taken: list[Loaded] = []
@@ -162,7 +175,7 @@ class Gates:
             return 0
         for loaded in taken:
             self._granted.add(_mark(loaded))
-            self._claims.take_up(loaded)
+            self._claims.take_up(loaded, **how)
         return len(taken)
 
     async def _promising(self, name: str, claim: Claim) -> bool:
@@ -186,7 +199,8 @@ class Gates:
 
     async def _left_by(self, claim: Claim, name: str) -> bool:
         for owner in claim.dead:
-            if await self._executor.store.count(Query(owner=owner, queue=name, states=claim.states)):
+            query = Query(owner=owner, queue=name, states=claim.states, workflows=claim.workflows)
+            if await self._executor.store.count(query):
                 return True
         return False
 
@@ -222,7 +236,24 @@ class Gates:
             dead=frozenset() if holder is None else frozenset([holder]),
             limit=1,
         )
-        return next(iter(await self._executor.store.claim(claim)), None)
+        self._held.add(name)  # before it is: the answer may be lost
+        record = next(iter(await self._executor.store.claim(claim)), None)
+        if record is None:
+            self._held.discard(name)
+        return record
+
+    async def _let_go(self) -> None:
+        """Free the records that could not be written back when they were held: while this process lives, nobody else
+        could take from their queues."""
+        async with self._claims.lock:
+            for name, stored in (await records(self._executor.store)).items():
+                if name not in self._held:
+                    continue
+                mine = stored.head.owner == self._executor.owner
+                record = await self._enter(name) if mine else None
+                if record is not None and not await self._leave(record, self._gate(name, record.head)):
+                    return
+            self._held.clear()
 
     async def _leave(self, record: Loaded, gate: Gate, *, must: bool = False) -> bool:
         """Write the record back, free; False if it was not ours any more or cannot be written."""
@@ -236,14 +267,17 @@ class Gates:
         id = record.definition.id
         # Shielded: others wait for it, and what was taken behind it must not be left in doubt.
         with anyio.move_on_after(LAST_WORDS, shield=True):
+            queue = record.definition.queue
             try:
                 await self._executor.store.save(Save(id=id, head=head))
+                self._held.discard(queue)
             except LongrunError as error:
-                if isinstance(error, LeaseLostError) and await self._is_stored(id, head):
-                    return True
+                if isinstance(error, LeaseLostError):
+                    self._held.discard(queue)
+                    if await self._is_stored(id, head):
+                        return True
                 if must:
                     raise
-                queue = record.definition.queue
                 self._executor.log.warning("queue.not_released", queue=queue, error_type=type(error).__name__)
                 return False
             return True

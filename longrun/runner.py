@@ -19,6 +19,7 @@ from longrun.control_room import inside
 from longrun.course import Course
 from longrun.errors import CodecError, LeaseLostError, LongrunError, RegistrationError, StepError, UnknownStepError
 from longrun.events import EventType
+from longrun.fitness import reason_of
 from longrun.inbox import Inbox, by_word, stored_numbers
 from longrun.ledger import Ledger
 from longrun.loops import RUNG, Bell
@@ -271,7 +272,7 @@ class Runner:
         try:
             state = book.state(step.state_type)
         except (CodecError, RegistrationError) as error:
-            await self._obedience.block(str(error))
+            await self._obedience.block(reason_of(error))
             return False
         attempt = self._begin(step)
         try:
@@ -304,7 +305,7 @@ class Runner:
             return await self._end()
         step = self._executor.registry.get(book.steps[head.step])
         if step is None:
-            await self._obedience.block(str(UnknownStepError(book.steps[head.step])))
+            await self._obedience.block(reason_of(UnknownStepError(book.steps[head.step])))
             return False
         if head.attempt and head.due is not None and not await self._back_off(step, head.due):
             return True

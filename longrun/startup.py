@@ -6,18 +6,17 @@ the middle of it leaves nothing half done.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 from attrs import define, field
 
-from longrun.book import MISSING
 from longrun.claims import BATCH, Claims
 from longrun.dead import Dead
-from longrun.errors import CodecError, ExecutionNotFoundError, KeyUnavailableError, RegistrationError, UnknownStepError
+from longrun.errors import CodecError, ExecutionNotFoundError, KeyUnavailableError
+from longrun.fitness import unusable
 from longrun.gates import Gates
 from longrun.records import ExecutionState, ResumeReport
-from longrun.snapshot import decode_state
 from longrun.stored import Definition, Loaded, Query, Stored
 
 if TYPE_CHECKING:
@@ -169,22 +168,3 @@ class Startup:
         if self._gates.limits(definition.queue):
             return f"its queue {definition.queue!r} is limited: it is taken up when there is room"
         return "it is taken up when there is room" if self._executor.leaves_to_sweep else None
-
-
-def unusable(executor: Crew, loaded: Loaded) -> tuple[str | None, Any]:
-    """Why a claimed execution cannot go on here (None if it can), and its decoded state."""
-    head, steps = loaded.head, loaded.definition.steps
-    if head.crashes >= executor.config.max_crashes:
-        return f"its process died {head.crashes} times without progress; resume frees it", MISSING
-    if loaded.damage and executor.config.on_corruption == "block":
-        return "; ".join(loaded.damage), MISSING
-    if head.step >= len(steps):
-        return None, MISSING
-    step = executor.registry.get(steps[head.step])
-    if step is None:
-        return str(UnknownStepError(steps[head.step])), MISSING
-    boundary = loaded.boundary
-    try:
-        return None, decode_state(boundary.data or b"null", loaded.blobs, bool(boundary.blobs), step.state_type)
-    except (CodecError, RegistrationError) as error:
-        return str(error), MISSING

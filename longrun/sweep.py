@@ -15,6 +15,7 @@ import attrs
 from longrun.claims import BATCH, SWEPT_STATES, Claims
 from longrun.dead import Dead
 from longrun.errors import CodecError, ExecutionNotFoundError, KeyUnavailableError, LongrunError
+from longrun.fitness import SecondLook
 from longrun.gates import Gates
 from longrun.records import UNFINISHED, ExecutionState, ResumeReport
 from longrun.startup import Startup
@@ -38,10 +39,12 @@ class Sweeper:
         self.claims = Claims(executor, states)
         self.gates = Gates(executor, self.claims)
         self.dead = Dead(executor, self.claims, self.gates)
+        self._second_look = SecondLook(executor, self.claims, self.gates)
         self.passes = False
         """Whether the pass at start is still to be made, and here: nobody waits for it."""
         self._timers: list[tuple[float, str]] = []
         self._learn_at = -1.0
+        self._breaks = executor.store.breaks
 
     async def resume_all(self) -> ResumeReport:
         """Take up every interrupted execution of a workflow known here; the report says what became of each."""
@@ -112,7 +115,8 @@ class Sweeper:
         if knows_any:
             await executor.show_workflows()
             await self.gates.look()
-        if self.claims.unsure:
+        if self.claims.unsure or self._breaks != executor.store.breaks:
+            self._breaks = executor.store.breaks
             await self.claims.find_lost()
         if executor.runners or executor.resting:
             for id in await executor.store.pending(executor.owner):
@@ -131,7 +135,8 @@ class Sweeper:
             dead=dead,
             limit=min(room, BATCH),
         )
-        return await self._take_due(claim)
+        taken = await self._take_due(claim)
+        return taken + await self._second_look.take(attrs.evolve(claim, limit=claim.limit - taken))
 
     async def _take_due(self, claim: Claim) -> int:
         """Take what is due and free, from limited queues only what they have room for; how many were taken."""

@@ -27,11 +27,11 @@ from longrun import (
     WaitFor,
 )
 from longrun.client import Client
+from longrun.fitness import unusable
 from longrun.lease import check_ownership
 from longrun.records import ExecutionState
 from longrun.registry import AD_HOC
 from longrun.seal import Seal
-from longrun.startup import unusable
 from longrun.stored import Claim, Loaded, Query, Stored
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore

@@ -36,6 +36,9 @@ from longrun.stores.store import CheckpointStore
 _UNSTORABLE = (UnicodeError, OverflowError, TypeError, ValueError, struct.error)
 _REFUSED = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded)
 """The server's errors about one value, not about itself."""
+_FULL_OF_NEWS = "NOTIFY"
+"""What only that one among them mentions which is no value's fault: somebody has listened in a transaction for so long
+that no notice can be queued behind him."""
 
 
 class PostgresBackend(StoreBackend):
@@ -95,7 +98,7 @@ class PostgresBackend(StoreBackend):
         try:
             return self._links.write(Batch(batch, self._queries).apply)
         except StoreUnavailableError as error:
-            if not isinstance(error.__cause__, _REFUSED):
+            if not isinstance(error.__cause__, _REFUSED) or _FULL_OF_NEWS in str(error.__cause__):
                 raise
             refusal: Exception = error.__cause__
         except _UNSTORABLE as error:

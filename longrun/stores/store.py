@@ -263,6 +263,12 @@ class CheckpointStore:
         """Call `changed` in this loop whenever others may have changed something; returns how to stop that."""
         return self._watcher.add(current_loop(), changed)
 
+    @property
+    def breaks(self) -> int:
+        """How often watching was interrupted. The server that answers now may be another one, which lacks what the last
+        had acknowledged."""
+        return self._watcher.breaks
+
     # sealing: compressed and encrypted on the way in, in the writer's thread, and back in a reader's
 
     def _sealed(self, write: Write) -> Write:
@@ -394,6 +400,7 @@ class _Watcher:
         self._stopping = threading.Event()
         self.shared = False
         """Whether several listen, who have to be told of each other: executors, clients, a dashboard."""
+        self.breaks = 0
 
     def add(self, loop: Loop, changed: Callable[[], object]) -> Callable[[], None]:
         mark = object()
@@ -428,6 +435,7 @@ class _Watcher:
                 if not isinstance(error, LongrunError):
                     kind, error_type = self._backend.kind, type(error).__name__
                     get_logger().exception("store.watch_defect", kind=kind, error_type=error_type)
+                self.breaks += 1
                 self._stopping.wait(1.0)  # the store is away: look again in a while
                 changed = True
             if changed:

@@ -44,7 +44,8 @@ READER_SETTINGS = {"plan_cache_mode": "force_custom_plan"}
 _PASSING = (
     *(errors.AdminShutdown, errors.CrashShutdown, errors.CannotConnectNow, errors.TooManyConnections),
     *(errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable),
-    errors.IdleInTransactionSessionTimeout,
+    *(errors.IdleInTransactionSessionTimeout, errors.IdleSessionTimeout),
+    *(errors.ConnectionException, errors.ConnectionDoesNotExist, errors.ConnectionFailure, errors.ProtocolViolation),
 )
 ENCODING = "UTF8"
 """What `arrays` packs texts in, and so what they must be read in."""

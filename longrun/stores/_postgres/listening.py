@@ -58,10 +58,10 @@ class Listener:
                     return False
                 if self._interrupted(self._connection.fileno(), left):
                     return True
-        except psycopg.Error:
+        except psycopg.Error as error:
             self._connection.close()
             self._connection = None
-            return True
+            raise unavailable(error) from error
 
     def _start(self) -> None:
         connection = self._connect()
