@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from longrun import (
     QueueLimit,
     RegistrationError,
     RetentionPolicy,
+    SQLiteCheckpointStore,
     StepRegistry,
     StoreUnavailableError,
     gates,
@@ -31,7 +33,7 @@ from longrun.plan import Planner
 from longrun.queues import Gate, record_id
 from longrun.stored import QUEUE_WORKFLOW, Claim, Query
 from longrun.stores.store import CheckpointStore
-from longrun.testing import ManualClock
+from longrun.testing import FaultyStore, ManualClock
 from longrun.testing.samples import owned
 from longrun.worker import Worker
 from tests.crashing import CrashableWorker, crash
@@ -301,6 +303,94 @@ async def test_a_holder_that_died_behind_the_gate_keeps_nobody_out() -> None:
             await client.limit_queue("one", concurrency=2)
 
 
+async def test_a_holder_that_could_not_write_a_record_back_keeps_nobody_out() -> None:
+    """I4: it lives, and what waits there is not even known to it."""
+    ledger, store = Ledger(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with (
+            Client(store) as client,
+            Worker(_strange(ledger), store=store, config=QUICK) as holder,
+            Worker(ledger.registry, store=store, config=QUICK),
+        ):
+            await client.limit_queue("one", concurrency=1)
+            async with holder.sweeper.claims.lock:
+                assert await holder.sweeper.gates._enter("one") is not None
+            run = await client.submit("work", "x", queue="one")
+            assert await run.result() == "x"
+            await client.limit_queue("one", concurrency=2)
+
+
+def _strange(ledger: Ledger) -> StepRegistry:
+    """Of a worker that knows nothing of what waits."""
+    registry = StepRegistry()
+    registry.register("other", ledger.look)
+    registry.workflow("other", ["other"])
+    return registry
+
+
+@pytest.mark.parametrize("how", ["fail", "lose_answer"])
+@pytest.mark.parametrize("call", ["claim", "commit"])
+async def test_an_outage_behind_the_gate_keeps_nobody_out(tmp_path: Path, call: str, how: str) -> None:
+    """The store fails a worker when it enters, or when it leaves."""
+    ledger, path = Ledger(), tmp_path / "store.db"
+    with anyio.fail_after(PATIENCE):
+        async with Client(SQLiteCheckpointStore(path)) as client:
+            await client.limit_queue("one", concurrency=5)
+            shaky = FaultyStore(SQLiteCheckpointStore(path))
+            async with Worker(_strange(ledger), store=shaky, config=QUICK) as holder:
+                gates = holder.sweeper.gates
+                async with holder.sweeper.claims.lock:
+                    getattr(shaky, how)(call)
+                    try:
+                        record = await gates._enter("one")
+                        assert record is not None
+                        await gates._leave(record, gates._gate("one", record.head))
+                    except StoreUnavailableError:
+                        assert call == "claim"
+                assert shaky.fired[call] == 1
+                async with Worker(ledger.registry, store=SQLiteCheckpointStore(path), config=QUICK):
+                    run = await client.submit("work", "x", queue="one")
+                    assert await run.result() == "x"
+
+
+async def test_who_waits_for_a_record_to_set_its_limit_keeps_nobody_waiting() -> None:
+    """Another process holds it: what was submitted to other queues goes on meanwhile."""
+    ledger, store = Ledger(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with (
+            Client(store) as client,
+            Executor(StepRegistry(), store=store) as holder,
+            Worker(ledger.registry, store=store, config=QUICK) as worker,
+            anyio.create_task_group() as tasks,
+        ):
+            await client.limit_queue("one", concurrency=1)
+            record = await holder.sweeper.gates._enter("one")
+            assert record is not None
+            tasks.start_soon(partial(worker.limit_queue, "one", concurrency=2), name="limit")
+            await swept(client)
+            assert (await client.list_queues())[1].limit == QueueLimit(concurrency=1)
+            assert await holder.sweeper.gates._leave(record, holder.sweeper.gates._gate("one", record.head))
+
+
+async def test_what_a_dead_worker_left_and_nobody_here_knows_is_not_looked_for_again_and_again() -> None:
+    """Each look behind the gate is a write, of which the others are told, who look in their turn."""
+    ledger, store, stranger = Ledger(), MemoryCheckpointStore(), Ledger(held=True)
+    stranger.registry.workflow("strange", ["work"])
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.limit_queue("one", concurrency=1)
+            async with CrashableWorker(stranger.registry, store=store, config=QUICK) as doomed:
+                await client.submit("strange", queue="one")
+                await stranger.until_begun(1)
+                await crash(doomed)
+            async with Worker(ledger.registry, store=store, config=QUICK):
+                await swept(client)
+                before = (await store.load(record_id("one"))).head.revision
+                for _ in range(5):
+                    await swept(client)
+                assert (await store.load(record_id("one"))).head.revision == before
+
+
 async def test_a_holder_that_was_passed_over_gives_back_what_it_took() -> None:
     """I3: it was stopped behind the gate and another one went in; what it claims on waking it does not run."""
     ledger, store = Ledger(), MemoryCheckpointStore()
@@ -310,6 +400,7 @@ async def test_a_holder_that_was_passed_over_gives_back_what_it_took() -> None:
             async with Worker(ledger.registry, store=store, queues=["none"]) as stopped:
                 await client.submit("work", id="x", queue="one")
                 gates = stopped.sweeper.gates
+                await stopped.sweeper.claims.lock.acquire()  # as whoever enters has it
                 record = await gates._enter("one")
                 assert record is not None
                 stored = (await store.find(Query(workflows=frozenset({QUEUE_WORKFLOW}), queue="one")))[0]
@@ -320,6 +411,7 @@ async def test_a_holder_that_was_passed_over_gives_back_what_it_took() -> None:
                     assert taken is not None
                     claim = _claim_of(stopped)
                     assert await gates._take_within(record, claim) == 0
+                    stopped.sweeper.claims.lock.release()
                     assert not stopped.runners
                     assert (await store.load("x")).head.owner is None
                     assert await thief.sweeper.gates._leave(taken, Gate.full(None, 0.0))
