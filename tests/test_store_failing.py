@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from longrun import (
     ExecutorConfig,
     LongrunError,
     MemoryCheckpointStore,
+    NotStorableError,
     RetryPolicy,
     Sleep,
     StepContext,
@@ -166,6 +168,64 @@ async def test_what_cannot_be_put_aside_now_is_when_the_store_is_back(backend, s
                 await anyio.lowlevel.checkpoint()
             with pytest.raises(ExecutionBlockedError, match="the limit is 5"):
                 await run.result()
+
+
+async def test_what_cannot_be_put_aside_for_whatever_reason_is_tried_again(backend, store, monkeypatch):
+    """I4: whoever owns it lives, and nobody else would take it."""
+    steps = Steps(backend)
+    steps.fail_at = -1
+    refused = 0
+    commit = backend.commit
+
+    def refusing(batch):
+        nonlocal refused
+        blocks = any(write.head.state is ExecutionState.BLOCKED for write in batch if isinstance(write, Save))
+        if blocks and refused < 2:
+            refused += 1
+            return [NotStorableError("a record", "the server has no room for it")] * len(batch)
+        return commit(batch)
+
+    with anyio.fail_after(PATIENCE):
+        async with Executor(steps.registry, store=store) as executor:
+            backend.refuses = TooLargeError("a record", 10, 5)
+            monkeypatch.setattr(backend, "commit", refusing)
+            run = await executor.start("work", 0, id="a")
+            with pytest.raises(ExecutionBlockedError, match="the limit is 5"):
+                await run.result()
+    assert refused == 2
+
+
+async def test_what_ended_here_and_runs_again_after_a_failover_is_taken_up(backend, store, monkeypatch):
+    """I4: a replica that lacked the last writes took the server's place. It says that this process owns what it has
+    ended, and nobody else would take it."""
+    steps = Steps(backend)
+    steps.fail_at = -1
+    broken = threading.Event()
+    wait = backend.wait
+
+    def breaking(timeout):
+        if broken.is_set():
+            broken.clear()
+            raise StoreUnavailableError("shaky", "the connection is gone")
+        return wait(timeout)
+
+    monkeypatch.setattr(backend, "wait", breaking)
+    with anyio.fail_after(PATIENCE):
+        async with Executor(steps.registry, store=store) as executor:
+            steps.go = anyio.Event()
+            run = await executor.start("work", 0, id="a")
+            while not steps.calls:
+                await anyio.lowlevel.checkpoint()
+            lagging = copy.deepcopy(backend._records["a"])
+            steps.go.set()
+            assert await run.result() == 4
+            backend._records["a"] = lagging
+            assert (await executor.get("a")).state is ExecutionState.RUNNING
+            broken.set()
+            backend.wake()
+            found = await executor.handle("a")
+            assert (await found.wait("completed")).state is ExecutionState.COMPLETED
+    assert steps.calls == [0, 1, 2, 3] * 2
 
 
 async def test_nothing_is_acknowledged_meanwhile(backend, store):

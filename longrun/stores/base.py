@@ -183,7 +183,8 @@ class StoreBackend(abc.ABC):
     @abc.abstractmethod
     def wait(self, timeout: float) -> bool:
         """Return True as soon as another user of this store may have sent or taken a message, or created, released or
-        finished something, since the last call; False after `timeout` seconds. Spurious True is harmless."""
+        finished something, since the last call; False after `timeout` seconds. Spurious True is harmless. An error says
+        that the store was away: who owns something here then looks whether it is still as it was."""
 
     def wake(self) -> None:
         """Make a `wait` in progress return at once: the store is closing."""

@@ -189,9 +189,9 @@ def test_a_server_that_is_away_is_an_error_and_then_works_again(disposable_postg
                 act()
             assert isinstance(caught.value.__cause__, psycopg.OperationalError)
         assert time.monotonic() - begin < PATIENCE
-        assert backend.wait(0.1) is True
-        with pytest.raises(StoreUnavailableError):
-            backend.wait(0.1)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError):
+                backend.wait(0.1)
         with pytest.raises(StoreUnavailableError):
             PostgresBackend(disposable_postgres.url).open()
         disposable_postgres.start()
@@ -212,11 +212,52 @@ def test_a_listener_that_lost_its_connection_looks_and_listens_again(disposable_
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
             )
-        assert backend.wait(PATIENCE) is True
+        with pytest.raises(StoreUnavailableError):
+            backend.wait(PATIENCE)
         assert backend.wait(PATIENCE) is True  # the new connection
         assert backend.wait(0.1) is False
         done(other, send("a"))
         assert backend.wait(PATIENCE) is True
+
+
+def test_a_session_that_was_ended_because_it_was_idle_costs_nothing(disposable_postgres: PostgresServer) -> None:
+    """A lost connection is survived, whatever the server gives as its reason."""
+    url = disposable_postgres.url
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute("ALTER SYSTEM SET idle_session_timeout = '200ms'")
+        admin.execute("SELECT pg_reload_conf()")
+    patient = psycopg.connect(url, autocommit=True, options="-c idle_session_timeout=0")
+    with patient as admin, opened(PostgresBackend(url)) as backend:
+        created(backend, create("a"))
+        for number in range(1, 4):
+            deadline = time.monotonic() + PATIENCE
+            while admin.execute(_SESSIONS).fetchone() != (0,):
+                assert time.monotonic() < deadline
+            assert done(backend, send("a")) == [number]
+
+
+_SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'longrun'"
+
+
+def test_a_server_that_can_queue_no_more_notices_refuses_no_value(disposable_postgres: PostgresServer) -> None:
+    """Somebody listens and does not read. It passes, and what was to be written is not to blame."""
+    url = disposable_postgres.url
+    full = "RAISE EXCEPTION USING errcode = '54000', message = 'too many notifications in the NOTIFY queue'"
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute("CREATE SCHEMA news")
+        user = admin.execute("SELECT current_user").fetchone()
+        assert user is not None
+        admin.execute(f'ALTER ROLE "{user[0]}" SET search_path = news, pg_catalog')
+        replace = "CREATE OR REPLACE FUNCTION news.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
+        admin.execute(f"{replace} PERFORM pg_catalog.pg_notify($1, $2); END $$")
+        with opened(PostgresBackend(url)) as backend:
+            created(backend, create("a"))
+            admin.execute(f"{replace} {full}; END $$")
+            for write in (send("a"), create("b")):
+                with pytest.raises(StoreUnavailableError, match="NOTIFY"):
+                    backend.commit([write, create("c")])
+            admin.execute(f"{replace} PERFORM pg_catalog.pg_notify($1, $2); END $$")
+            assert done(backend, send("a"), create("b")) == [1, True]
 
 
 def test_a_standby_can_be_looked_at_and_is_heard_when_it_is_the_primary(disposable_postgres: PostgresServer) -> None:
