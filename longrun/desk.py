@@ -144,7 +144,8 @@ class Desk:
         return [views.step_record(row) for row in rows]
 
     async def delete(self, id: str) -> None:
-        """Remove a finished execution with everything that belongs to it; also one of which nothing can be read."""
+        """Remove a finished execution with everything that belongs to it; also one of which nothing can be read.
+        A child that is removed before its parent has ended is started anew if the parent asks for it again."""
         try:
             loaded = await self.store.load(check_id(id))
         except CorruptDataError:

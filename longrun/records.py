@@ -365,7 +365,8 @@ class RetentionPolicy:
     history: int = field(default=10, validator=_whole(1))
     """States that are kept of each execution; rows of its steps stay."""
     max_age: float | None = field(default=None, converter=_seconds, validator=_number(0, none=True))
-    """Seconds for which finished executions are kept; `None`: for ever."""
+    """Seconds for which finished executions are kept, children at least until their parent has ended; `None`: for
+    ever."""
     interval: float = field(default=3600.0, converter=_seconds, validator=_number(0, above=True))
     """Seconds between two looks for what is older."""
 

@@ -18,6 +18,7 @@ from longrun import (
     ExecutorConfig,
     MemoryCheckpointStore,
     Repeat,
+    RetentionPolicy,
     Sleep,
     StepContext,
     StepRegistry,
@@ -136,6 +137,33 @@ async def test_a_crash_between_start_and_result_finds_the_same_child(store):
     await crash_at(reached, registry, store)
     assert await finish(registry, store) == 42
     assert ran == [21]
+
+
+async def test_retention_leaves_a_child_that_its_parent_may_ask_for_again(store):
+    """Its parent finds it after a crash, however long ago the child ended; both go when the parent has ended."""
+    reached, policy, now = anyio.Event(), RetentionPolicy(max_age=0.0), 1e12
+    ran = []
+
+    async def counted(state):
+        ran.append(state)
+        return state * 2
+
+    async def step(ctx: StepContext, state):
+        child = await ctx.start_child("counted", 21, key="a")
+        await child.result()
+        if not reached.is_set():
+            reached.set()
+            await anyio.sleep_forever()
+        return await child.result()
+
+    registry = registry_of(step)
+    registry.register("counted", counted, retry=ONE)
+    registry.workflow("counted", ["counted"])
+    await crash_at(reached, registry, store)
+    assert await store.gc(policy, now) == 0
+    assert await finish(registry, store) == 42
+    assert ran == [21]
+    assert await store.gc(policy, now) == 2
 
 
 async def test_a_crash_while_the_child_runs_takes_up_both(store):

@@ -25,13 +25,13 @@ from longrun.cli._text import duration, json_text, number_of, out, say
 def gc_command(older_than: float | None, dry_run: bool, yes: bool, store: str | None, as_json: bool) -> int:
     """Remove finished executions older than --older-than (or the setting `max_age`), and dead owners of nothing.
 
-    What runs, waits or is paused is never touched.
+    What runs, waits or is paused is never touched, and neither are its children.
     """
     seconds = settings().max_age(older_than)
     if seconds is None:
         raise click.UsageError("how old? give --older-than 30d, or set max_age")
     opened = make_store(store)
-    number, owners = go(_count, opened, seconds)
+    number, owners = (0, 0) if yes and not dry_run else go(_count, opened, seconds)
     if not dry_run and number and not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(f"this would delete {number_of(number, 'execution')}; add --yes to do it")
@@ -51,12 +51,11 @@ def gc_command(older_than: float | None, dry_run: bool, yes: bool, store: str | 
 
 
 async def _count(store: Any, seconds: float) -> tuple[int, int]:
-    from longrun.records import FINISHED
-    from longrun.stored import Query
+    from longrun.records import RetentionPolicy
 
     async with store:
-        found = await store.count(Query(states=FINISHED, ended_before=time.time() - seconds))
-        return sum(found.values()), len(await _dead(store))
+        found = await store.gc(RetentionPolicy(max_age=seconds), time.time(), dry_run=True)
+        return found, len(await _dead(store))
 
 
 async def _collect(store: Any, seconds: float) -> tuple[int, int]:

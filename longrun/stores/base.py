@@ -18,7 +18,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 
-from longrun.errors import LongrunError
+from longrun.errors import CorruptDataError, LongrunError
 from longrun.records import ExecutionState
 from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Stored, Write
 
@@ -154,6 +154,20 @@ class StoreBackend(abc.ABC):
     @abc.abstractmethod
     def messages(self, id: str) -> list[Message]:
         """The messages that wait, in order."""
+
+    def states_of(self, ids: Sequence[str]) -> Mapping[str, ExecutionState]:
+        """The state of each of these that is there; one that cannot be read counts as blocked. Without an override,
+        each is loaded."""
+        found: dict[str, ExecutionState] = {}
+        for id in ids:
+            try:
+                loaded = self.load(id)
+            except CorruptDataError:
+                found[id] = ExecutionState.BLOCKED
+            else:
+                if loaded is not None:
+                    found[id] = loaded.head.state
+        return found
 
     def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
         """The number of the newest message that an execution was ever sent, and the numbers of the keys it remembers,

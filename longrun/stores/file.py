@@ -217,6 +217,19 @@ class FileBackend(StoreBackend):
 
         return self._read(id, waiting) or []
 
+    def states_of(self, ids: Sequence[str]) -> Mapping[str, ExecutionState]:
+        parts = self._open
+        found: dict[str, ExecutionState] = {}
+        with _Guarded("a listing failed"):
+            for id in ids:
+                spot = parts.catalog.locate(id)
+                if spot is not None and spot.folder is parts.place.live:
+                    entry = parts.catalog.find(id, spot.gen)
+                    found |= super().states_of([id]) if entry is None else {id: entry.state}
+                elif spot is not None:
+                    found[id] = parts.finished.state_of(id) or ExecutionState.BLOCKED
+        return found
+
     def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
         def numbers(
             place: Place, spot: Spot, contents: Contents, _: Callable[[], list[Message]]

@@ -226,6 +226,10 @@ class MemoryBackend(StoreBackend):
             record = self._records.get(id)
             return [] if record is None else list(record.messages.values())
 
+    def states_of(self, ids: Sequence[str]) -> Mapping[str, ExecutionState]:
+        with self._changed:
+            return {id: self._records[id].head.state for id in ids if id in self._records}
+
     def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
         with self._changed:
             record = self._records.get(id)

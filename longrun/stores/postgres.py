@@ -206,6 +206,9 @@ class PostgresBackend(StoreBackend):
     def messages(self, id: str) -> list[Message]:
         return self._links.read(lambda connection: Loader(connection, self._queries).messages(id))
 
+    def states_of(self, ids: Sequence[str]) -> Mapping[str, ExecutionState]:
+        return rows.states_from(self._rows("states_of", ids=Texts([rows.clean(id) for id in ids])))
+
     def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
         last = max((number for (number,) in self._rows("last_message", id=id)), default=0)
         return last, dict(self._rows("keys_of", id=id))

@@ -32,6 +32,7 @@ from longrun.stored import (
     Write,
     named,
 )
+from longrun.stores import rows
 from longrun.stores._redis import encode, wire
 from longrun.stores._redis.address import own_options
 from longrun.stores._redis.finding import Finder
@@ -265,6 +266,11 @@ class RedisBackend(StoreBackend):
     def messages(self, id: str) -> list[Message]:
         return self._reader.messages(id)
 
+    def states_of(self, ids: Sequence[str]) -> Mapping[str, ExecutionState]:
+        asked = [id.encode("utf-8", "surrogatepass") for id in ids]
+        flat = [wire.text_of(text) for text in self._link.repeated("states", *asked)]
+        return rows.states_from(zip(flat[::2], flat[1::2], strict=True))
+
     def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
         last = self._link.read("HGET", self._link.base + b"x:" + id.encode(), "m")
         name = self._link.base + b"k:" + id.encode()
@@ -301,10 +307,11 @@ class RedisCheckpointStore(CheckpointStore):
     """Executions in Redis (6.2 and up) or Valkey, for many processes on many machines.
 
     Give a URL (`redis://`, `rediss://`, `unix://`) or a client of redis-py, which is then yours to close. `prefix`
-    keeps several stores on one server apart. `finished_ttl` removes executions that many seconds after they finished;
-    without it they stay until `gc` or `delete`. What waits, is paused or runs never expires. `timeout` and
-    `connect_timeout` are seconds, and `max_connections` bounds the pool; a client brings its own. A URL may hold these
-    too (`redis://host?prefix=jobs&finished_ttl=86400`), and counts where the argument is left at its default.
+    keeps several stores on one server apart. `finished_ttl` removes executions that many seconds after they finished,
+    and children after their parent did; without it they stay until `gc` or `delete`. What waits, is paused or runs
+    never expires. `timeout` and `connect_timeout` are seconds, and `max_connections` bounds the pool; a client brings
+    its own. A URL may hold these too (`redis://host?prefix=jobs&finished_ttl=86400`), and counts where the argument is
+    left at its default.
 
     The server decides what an acknowledged write is worth: with `appendonly yes` and `appendfsync always` it is on its
     disk. With less, or with a `maxmemory-policy` other than `noeviction`, writes can be lost, and opening the store

@@ -198,6 +198,11 @@ def counts_from(found: Iterable[tuple[str, int]]) -> dict[ExecutionState, int]:
     return counts
 
 
+def states_from(found: Iterable[tuple[str, str]]) -> dict[str, ExecutionState]:
+    """The state of each by its id; a damaged one as a listing shows it."""
+    return {id: _STATES.get(text, ExecutionState.BLOCKED) for id, text in found}
+
+
 # boundaries
 
 

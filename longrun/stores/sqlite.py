@@ -223,6 +223,10 @@ class SQLiteBackend(StoreBackend):
     def messages(self, id: str) -> list[Message]:
         return self._read(lambda connection: read_messages(connection, id))
 
+    def states_of(self, ids: Sequence[str]) -> Mapping[str, ExecutionState]:
+        asked = (json.dumps(list(ids)),)
+        return rows.states_from(self._read(lambda connection: connection.execute(sql.STATES, asked).fetchall()))
+
     def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
         def work(connection: sqlite3.Connection) -> tuple[int, Mapping[str, int]]:
             last = connection.execute(sql.LAST_MESSAGE, (id,)).fetchone()

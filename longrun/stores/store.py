@@ -168,19 +168,33 @@ class CheckpointStore:
         deleted: list[bool] = await self._call(partial(self.backend.delete, tuple(ids)))
         return deleted
 
-    async def gc(self, policy: RetentionPolicy, now: float) -> int:
-        """Delete finished executions older than the policy allows. What lives, waits or is paused is never touched."""
+    async def gc(self, policy: RetentionPolicy, now: float, *, dry_run: bool = False) -> int:
+        """Delete finished executions older than the policy allows, or only count them. What lives, waits or is paused
+        is never touched, nor are the children of an unfinished parent, which may ask for them again."""
         if policy.max_age is None:
             return 0
         removed = 0
+        unfinished: set[str] = set()
         query = Query(states=FINISHED, ended_before=now - policy.max_age, limit=500)
         while page := await self.find(query):
-            ids = [stored.definition.id for stored in page]
-            for start in range(0, len(ids), AT_ONCE):
-                removed += sum(await self.delete(ids[start : start + AT_ONCE]))
+            ids = await self._let_go(page, unfinished)
+            if dry_run:
+                removed += len(ids)
+            else:
+                for start in range(0, len(ids), AT_ONCE):
+                    removed += sum(await self.delete(ids[start : start + AT_ONCE]))
             last = page[-1].definition
             query = attrs.evolve(query, after=(last.created, last.id))
         return removed
+
+    async def _let_go(self, page: list[Stored], unfinished: set[str]) -> list[str]:
+        """Ids of those that no unfinished parent may ask for. What is known of parents is kept in `unfinished`; one
+        that has ended is looked up again with the next page, since somebody may retry it."""
+        parents = {stored.definition.parent_id for stored in page} - unfinished
+        if asked := [id for id in parents if id is not None]:
+            found = await self._read(self.backend.states_of, asked)
+            unfinished |= {id for id, state in found.items() if not state.finished}
+        return [stored.definition.id for stored in page if stored.definition.parent_id not in unfinished]
 
     # the readers' side
 

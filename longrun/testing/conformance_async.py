@@ -139,6 +139,38 @@ class AsyncContract(ConformanceBase):
             assert sorted(left) == ["paused", "waiting", "young"]
 
     @both
+    @pytest.mark.parametrize("end", ["finished", "deleted"])
+    async def test_retention_leaves_what_an_unfinished_parent_may_ask_for_again(
+        self, store: CheckpointStore, end: str
+    ) -> None:
+        """Finished children stay until their parent has ended or is gone, however old they are; those of others go.
+        Only the parent itself counts, and not who started that."""
+        policy = RetentionPolicy(max_age=50)
+        old = {"ended": NOW - 100}
+        async with soon(), store:
+            parent = owned("p:1")
+            await store.create(parent)
+            await store.create(create("middle", ExecutionState.COMPLETED, parent_id="p:1", head_fields=old))
+            for state in (ExecutionState.COMPLETED, ExecutionState.FAILED, ExecutionState.CANCELLED):
+                await store.create(create(f"child-{state.value}", state, parent_id="p:1", head_fields=old))
+            for n in range(3):
+                await store.create(create(f"grand{n}", ExecutionState.FAILED, parent_id="middle", head_fields=old))
+            await store.create(create("orphan", ExecutionState.FAILED, parent_id="nobody", head_fields=old))
+            await store.create(create("single", ExecutionState.FAILED, head_fields=old))
+            for removed in (5, 0):
+                assert await store.gc(policy, NOW, dry_run=True) == removed
+                assert await store.gc(policy, NOW) == removed
+            left = {one.definition.id for one in await store.find(Query())}
+            assert left == {"p:1", "middle", "child-completed", "child-failed", "child-cancelled"}
+            head = {"state": ExecutionState.COMPLETED, "owner": None, "ended": NOW}
+            await store.save(change("p:1", parent.head, head_fields=head))
+            if end == "deleted":
+                assert await store.delete(["p:1"]) == [True]
+            assert await store.gc(policy, NOW, dry_run=True) == 4
+            assert await store.gc(policy, NOW) == 4
+            assert await store.count() == ({} if end == "deleted" else {ExecutionState.COMPLETED: 1})
+
+    @both
     async def test_it_closes_when_its_last_user_has_closed_it(self, store: CheckpointStore) -> None:
         async with soon(), store:
             async with store:

@@ -108,6 +108,14 @@ class FindContract(ConformanceBase):
         assert found(backend, queue="q", metadata={"k": "v"}, text="A", owned=False) == "a"
         assert found(backend, queue="q", metadata={"k": "v"}, text="b") == ""
 
+    def test_states_by_their_ids(self, backend: StoreBackend) -> None:
+        new = owned("a")
+        created(backend, new, *[create(f"x:{state}", state) for state in S])
+        done(backend, change("a", new.head, head_fields={"state": S.FAILED, "owner": None}))
+        expected = {"a": S.FAILED} | {f"x:{state}": state for state in S}
+        assert dict(backend.states_of([*expected, "b", "a"])) == expected
+        assert dict(backend.states_of([])) == {}
+
     def test_counting_by_state(self, backend: StoreBackend) -> None:
         """States with none are left out; a page's limit and place do not count."""
         created(backend, *[create(f"r{n}", queue="q") for n in range(3)], create("p", S.PAUSED), create("f", S.FAILED))

@@ -18,7 +18,7 @@ WRITES = ("commit", "claim", "register", "renew", "unregister", "delete")
 """The calls that change something."""
 READS = (
     *("load", "find", "count", "boundaries", "checkpoint", "messages"),
-    *("sent", "pending", "owners", "next_due", "size", "ping"),
+    *("states_of", "sent", "pending", "owners", "next_due", "size", "ping"),
 )
 
 
@@ -96,6 +96,9 @@ class InterposedBackend(StoreBackend):
 
     def messages(self, id: str) -> list[Message]:
         return self.around("messages", self.inner.messages, id)
+
+    def states_of(self, ids: Sequence[str]) -> Mapping[str, ExecutionState]:
+        return self.around("states_of", self.inner.states_of, ids)
 
     def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
         return self.around("sent", self.inner.sent, id)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from longrun import schema
+from longrun import ExecutionState, Executor, schema
+from longrun.testing.samples import NOW, create
 from tests.cli.conftest import APP, call, finished, interrupted, prepare, read, shown, submitted, until
 
 
@@ -182,6 +183,20 @@ def test_gc_removes_what_is_old_and_only_that(url: str) -> None:
         "collected", executions=1, owners=0, dry_run=False
     )
     assert set(states(url)) == {"b"}
+
+
+def test_gc_counts_and_removes_no_child_of_what_is_not_finished(file_url: str) -> None:
+    async def children(executor: Executor) -> None:
+        for parent in ("done", "left"):
+            state, ended = ExecutionState.COMPLETED, {"ended": NOW}
+            await executor.store.create(create(f"{parent}-child", state, parent_id=parent, head_fields=ended))
+
+    prepare(file_url, finished("site", {}, "done"), submitted("site", "left"), children)
+    counted = call("gc", "--older-than", "0s", "--dry-run", "--store", file_url).stdout
+    assert "2 executions and 0 dead owners would be removed" in counted
+    assert "this would delete 2 executions" in call("gc", "--older-than", "0s", "--store", file_url, code=2).stderr
+    assert read("gc", "--older-than", "0s", "--yes", "--store", file_url)["executions"] == 2
+    assert set(states(file_url)) == {"left", "left-child"}
 
 
 def test_a_running_execution_is_paused_and_resumed_in_its_own_process(

@@ -434,10 +434,112 @@ class TestExpiry:
         assert backend.find(Query(parent_id="p")) == backend.find(Query(workflows=frozenset({"old"}))) == []
         assert keys.client.pttl(keys.name("x:a")) == -1
 
+    @pytest.mark.parametrize("end", ["finished", "deleted"])
+    def test_a_child_expires_when_its_parent_has_ended(
+        self, opened: Callable[..., RedisBackend], keys: Keys, end: str
+    ) -> None:
+        """A parent that still runs may ask for it again. More of them end than one script lets go."""
+        backend = opened(finished_ttl=1000.0)
+        parent, children = owned("p:1"), [owned(f"c{n}", parent_id="p:1") for n in range(450)]
+        done(backend, parent, *children, owned("alone"))
+        done(backend, *[change(new.id, new.head, head_fields=END) for new in children])
+        assert _lasting(keys, children) == 450
+        if end == "deleted":  # with nothing that it could be ended by: nobody can read it
+            keys.client.hset(keys.name("x:p:1"), mapping={"d": b"", "c": b""})
+            assert backend.delete(["p:1"]) == [True]
+        else:
+            done(backend, change("p:1", parent.head, head_fields=END))
+            assert keys.client.pttl(keys.name("x:p:1")) > 0
+        assert 0 < _lasting(keys, children) < 450
+        assert backend.claim(claim()) == []
+        assert backend.find(Query(states=frozenset({S.PAUSED}))) == []
+        assert _lasting(keys, children) == 0
+        assert [key for key in keys.all() if ":i:kept" in key or ":i:freed" in key] == []
+
+    def test_children_stay_while_their_parent_is_retried(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
+        backend = opened(finished_ttl=1000.0)
+        parent, children = owned("p"), [owned(f"c{n}", parent_id="p") for n in range(300)]
+        failed = change("p", parent.head, head_fields=END | {"state": S.FAILED})
+        done(backend, parent, *children)
+        done(backend, *[change(new.id, new.head, head_fields=END) for new in children], failed)
+        assert 0 < _lasting(keys, children) < 300
+        again = change("p", failed.head, head_fields={"state": S.RESUMING, "ended": None})
+        done(backend, again)
+        backend.count(Query())
+        assert _lasting(keys, children) == 300
+        assert keys.client.zcard(keys.name("i:gone")) == keys.client.hlen(keys.name("i:gone:facts")) == 0
+        done(backend, change("p", again.head, head_fields=END))
+        backend.count(Query())
+        assert _lasting(keys, children) == 0
+
+    def test_a_child_that_is_retried_does_not_expire_with_its_parent(
+        self, opened: Callable[..., RedisBackend], keys: Keys
+    ) -> None:
+        backend = opened(finished_ttl=1000.0)
+        parent, child, other = owned("p"), owned("c", parent_id="p"), owned("d", parent_id="p")
+        failed = change("c", child.head, head_fields=END | {"state": S.FAILED})
+        again = change("c", failed.head, head_fields={"state": S.RESUMING, "ended": None})
+        done(backend, parent, child, other, failed, change("d", other.head, head_fields=END), again)
+        assert backend.delete(["d"]) == [True]
+        done(backend, change("p", parent.head, head_fields=END))
+        assert keys.client.pttl(keys.name("x:c")) == -1
+        done(backend, change("c", again.head, head_fields=END))
+        assert keys.client.pttl(keys.name("x:c")) > 0
+        assert [key for key in keys.all() if ":i:kept" in key or ":i:freed" in key] == []
+
+    def test_a_child_that_comes_before_its_parent_stays(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
+        """As copies do, which are made from the newest to the oldest."""
+        backend = opened(finished_ttl=1000.0)
+        child, parent = create("c", S.FAILED, parent_id="p@1"), owned("p@1")
+        created(backend, child)
+        assert keys.client.pttl(keys.name("x:c")) > 0
+        created(backend, parent)
+        assert keys.client.pttl(keys.name("x:c")) == -1
+        done(opened(), change("p@1", parent.head, head_fields=END))  # by one that keeps what is finished
+        assert keys.client.pttl(keys.name("x:p@1")) == -1
+        assert keys.client.pttl(keys.name("x:c")) > 0
+
+    def test_a_count_leaves_out_all_that_expired(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
+        _expired(opened(finished_ttl=0.5), keys, 900)
+        assert keys.client.zcard(keys.name("i:gone")) > 200, "more than one script forgets"
+        assert opened().count(Query()) == {}
+        assert [key for key in keys.all() if ":i:" in key] == []
+
+    def test_each_that_is_to_expire_makes_room_for_itself(
+        self, opened: Callable[..., RedisBackend], keys: Keys
+    ) -> None:
+        """I16: the indexes shrink while more end, though nobody looks."""
+        _expired(opened(finished_ttl=0.05), keys, 300)
+        backend = opened(finished_ttl=1000.0)
+        for n in range(100):
+            created(backend, create(f"new{n}", S.COMPLETED))
+        assert keys.client.zcard(keys.name("i:gone")) == keys.client.hlen(keys.name("i:gone:facts")) == 100
+        assert keys.client.zcard(keys.name("i:state:completed")) == 100
+
+    def test_who_claims_forgets_what_expired(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
+        backend = opened(finished_ttl=0.05)
+        _expired(backend, keys, 300)
+        for _ in range(2):
+            assert backend.claim(claim()) == []
+        assert [key for key in keys.all() if ":i:" in key] == []
+
     def test_without_it_what_is_finished_stays(self, backend: RedisBackend, keys: Keys) -> None:
         new = owned("a")
         done(backend, new, change("a", new.head, head_fields=END))
         assert keys.client.pttl(keys.name("x:a")) == -1
+
+
+def _lasting(keys: Keys, children: list[Create]) -> int:
+    """How many of them are there and do not expire."""
+    return [keys.client.pttl(keys.name(f"x:{child.id}")) for child in children].count(-1)
+
+
+def _expired(backend: RedisBackend, keys: Keys, number: int) -> None:
+    """Have so many end at once, and wait until the server has let all of them expire."""
+    created(backend, *[create(f"x{n}", S.COMPLETED, parent_id="p") for n in range(number)])
+    deadline = time.monotonic() + PATIENCE
+    while any(keys.client.exists(keys.name(f"x:x{n}")) for n in range(number)):
+        assert time.monotonic() < deadline
 
 
 def _members(keys: Keys, key: str) -> list[bytes]:

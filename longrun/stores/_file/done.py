@@ -179,9 +179,14 @@ class Finished:
 
     def lists(self, id: str) -> bool:
         """Whether the index names it."""
+        return self.state_of(id) is not None
+
+    def state_of(self, id: str) -> ExecutionState | None:
+        """How it ended, as the index has it."""
         with self._lock:
             self._refresh()
-            return id in self._rows
+            row = self._rows.get(id)
+            return None if row is None else row.state
 
     def _stored(self, fd: int, row: Row) -> Stored | None:
         try:

@@ -50,7 +50,9 @@ class Finder:
         sets = [(state, name) for state in _states(query) for name in _set_names(query, state)]
         lowest = "-inf" if query.created_after is None else repr(query.created_after)
         highest = "+inf" if query.created_before is None else f"({query.created_before!r}"
-        found = self._link.repeated("count", lowest, highest, *(name for _, name in sets))
+        more, found = 1, list[int]()
+        while more:  # a call forgets a bounded number of those that expired
+            more, *found = self._link.repeated("count", lowest, highest, *(name for _, name in sets))
         counts: dict[ExecutionState, int] = {}
         for (state, _), number in zip(sets, found, strict=True):
             if number:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -193,6 +193,10 @@ class ReadingBackend(StoreBackend):
 
     def messages(self, id: str) -> list[Message]:
         found: list[Message] = self._read("messages", id)
+        return found
+
+    def states_of(self, ids: Sequence[str]) -> Mapping[str, ExecutionState]:
+        found: Mapping[str, ExecutionState] = self._read("states_of", [id for id in ids if id not in RESERVED])
         return found
 
     def sent(self, id: str) -> tuple[int, Mapping[str, int]]:

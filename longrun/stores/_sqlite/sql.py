@@ -202,6 +202,7 @@ FINISHED = """
 SELECT id, key FROM execution
 WHERE id IN (SELECT value FROM json_each(?)) AND state IN ('completed', 'failed', 'cancelled')
 """
+STATES = "SELECT id, state FROM execution WHERE id IN (SELECT value FROM json_each(?))"
 KEYS = "SELECT id, key FROM execution WHERE id IN (SELECT value FROM json_each(?))"
 TABLES = {
     "boundary": "execution",

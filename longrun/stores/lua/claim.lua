@@ -170,6 +170,7 @@ if answered then
   if type(answered) == 'table' then return answered end
   return { answered, {} }
 end
+tidy()
 if limit > 0 then
   if ids then claim_named() else claim_due() end
 end

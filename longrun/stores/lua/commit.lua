@@ -56,6 +56,24 @@ local function apply_rest(id, at, owner)
   if ARGV[at] ~= '' then call('HSET', base .. 'x:' .. id, 'd', ARGV[at], 't', ARGV[at + 1]) end
 end
 
+-- One is unfinished, maybe again: what its children came to must not expire meanwhile.
+local function hold(id)
+  local name = name_of(id)
+  local children, kept, gone = base .. 'i:child:' .. name, base .. 'i:kept:' .. name, base .. 'i:gone'
+  if call('EXISTS', children) == 0 then return end
+  call('ZREM', base .. 'i:freed', name)
+  for from = 0, call('ZCARD', children) - 1, SWEPT do
+    local ids = call('ZRANGE', children, from, from + SWEPT - 1)
+    for n, at in ipairs(call('ZMSCORE', gone, unpack(ids))) do
+      local left = at and call('PTTL', base .. 'x:' .. ids[n]) or 0
+      if left > 0 then
+        persist(ids[n], { parent = name })
+        call('ZADD', kept, ttl ~= '' and ttl or left, ids[n])
+      end
+    end
+  end
+end
+
 -- The state, the owner or the moment to wake changed: so do the indexes.
 local function reindex(id, f, woken, state, wake, owner, ended, new)
   local new_woken, new_state, new_wake, new_owner = new[6], new[8], new[9], new[10]
@@ -71,7 +89,10 @@ local function reindex(id, f, woken, state, wake, owner, ended, new)
   move(id, f, state, wake, owner, woken, new_state, new_wake, new_owner, new_woken)
   if FINISHED[new_state] then
     if ended ~= '' then call('ZADD', base .. 'i:ended', ended, id) end
-    if ttl ~= '' then expire(id, f, new_state, ttl) end
+    if ttl ~= '' then retire(id, f, new_state, ttl) end
+    free(id)
+  elseif FINISHED[state] then
+    hold(id)
   end
   notable = true
 end
@@ -130,7 +151,9 @@ local function create(at)
   if f.parent ~= '-' then call('ZADD', base .. 'i:child:' .. f.parent, f.created, id) end
   if FINISHED[new[8]] then
     if ARGV[at + 3] ~= '' then call('ZADD', base .. 'i:ended', ARGV[at + 3], id) end
-    if ttl ~= '' then expire(id, f, new[8], ttl) end
+    if ttl ~= '' then retire(id, f, new[8], ttl) end
+  else
+    hold(id)
   end
   notable = true
   return ''

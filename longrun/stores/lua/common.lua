@@ -19,7 +19,8 @@ local CONTROL = '^(%x%x%x%x%x%x%x%x) (%d+) (%d+) (%d+) (%d+) ([01]) ((%a+) (%S+)
 local NEEDS_DUE = { initialized = true, waiting = true, resuming = true }
 local FINISHED = { completed = true, failed = true, cancelled = true }
 local PARTS = { 'x:', 'b:', 'o:', 'e:', 'm:', 'k:' }
-local SWEEP = 200
+local SWEPT = 200 -- executions in one call of whoever looks or claims
+local LET_GO = 100 -- and in one end of an execution
 
 local function sealed(id, text)
   return sub(redis.sha1hex(id .. '\0' .. text), 1, 8) .. ' ' .. text
@@ -123,21 +124,6 @@ local function leave_listing(id, f, state)
   if FINISHED[state] then call('ZREM', base .. 'i:ended', id) end
 end
 
--- All keys of a finished execution expire at one moment; the indexes are swept after it.
-local function expire(id, f, state, ttl)
-  local time = call('TIME')
-  local at = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000) + tonumber(ttl))
-  for _, part in ipairs(PARTS) do call('PEXPIREAT', base .. part .. id, at) end
-  call('ZADD', base .. 'i:gone', at, id)
-  call('HSET', base .. 'i:gone:facts', id, state .. ' ' .. f.text)
-end
-
-local function persist(id)
-  if call('ZREM', base .. 'i:gone', id) == 0 then return end
-  call('HDEL', base .. 'i:gone:facts', id)
-  for _, part in ipairs(PARTS) do call('PERSIST', base .. part .. id) end
-end
-
 -- Remove one that expired from the indexes.
 local function forget(id)
   local state, text = match(call('HGET', base .. 'i:gone:facts', id) or '', '^(%a+) (.*)$')
@@ -150,15 +136,108 @@ local function forget(id)
   call('HDEL', base .. 'i:gone:facts', id)
 end
 
--- Forget what expired, a bounded number at a time. A key may outlive its moment by the length of this script.
-local function sweep()
-  local gone = base .. 'i:gone'
-  if call('EXISTS', gone) == 0 then return end
+-- By the server's clock, in milliseconds.
+local function moment(later)
   local time = call('TIME')
-  local now = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
-  for _, id in ipairs(call('ZRANGEBYSCORE', gone, '-inf', now, 'LIMIT', 0, SWEEP)) do
-    if call('EXISTS', base .. 'x:' .. id) == 0 then forget(id) end
+  return string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000) + later)
+end
+
+-- Forget what expired, up to a number of them; whether there may be more. A key may outlive its moment by the length of
+-- this script.
+local function sweep(most)
+  local gone, forgotten = base .. 'i:gone', 0
+  if call('EXISTS', gone) == 0 then return false end
+  for _, id in ipairs(call('ZRANGEBYSCORE', gone, '-inf', moment(0), 'LIMIT', 0, most)) do
+    if call('EXISTS', base .. 'x:' .. id) == 0 then
+      forget(id)
+      forgotten = forgotten + 1
+    end
   end
+  return forgotten == most
+end
+
+-- All keys of a finished execution expire at one moment; the indexes are swept after it, faster than they grow.
+local function expire(id, f, state, ttl)
+  local at = moment(tonumber(ttl))
+  for _, part in ipairs(PARTS) do call('PEXPIREAT', base .. part .. id, at) end
+  call('ZADD', base .. 'i:gone', at, id)
+  call('HSET', base .. 'i:gone:facts', id, state .. ' ' .. f.text)
+  sweep(3)
+end
+
+-- A parent may ask for its children again until it has ended. What ends before it waits in i:kept:<parent>, scored by its
+-- time to live, for the end of the parent; i:freed are the parents that have ended, or are gone, while some wait.
+
+-- An id as the names of indexes have it, and back: `wire.named`.
+local function name_of(id)
+  return '=' .. string.gsub(id, '[^A-Za-z0-9_.~-]', function(letter) return string.format('%%%02X', byte(letter)) end)
+end
+
+local function id_of(name)
+  return (string.gsub(sub(name, 2), '%%(%x%x)', function(digits) return string.char(tonumber(digits, 16)) end))
+end
+
+-- Whether a parent is there and not finished; one that is damaged counts as unfinished.
+local function is_unfinished(name)
+  if name == '-' then return false end
+  local control = call('HGET', base .. 'x:' .. id_of(name), 'c')
+  return control and not FINISHED[select(8, match(control, CONTROL)) or '']
+end
+
+-- One has ended: it expires, now or when its parent has ended.
+local function retire(id, f, state, ttl)
+  if is_unfinished(f.parent) then
+    call('ZADD', base .. 'i:kept:' .. f.parent, ttl, id)
+  else
+    expire(id, f, state, ttl)
+  end
+end
+
+-- Let those expire whose parents have ended, up to a number of them.
+local function let_go(most)
+  while most > 0 do
+    local name = call('ZRANGE', base .. 'i:freed', 0, 0)[1]
+    if not name then return end
+    local found = call('ZPOPMIN', base .. 'i:kept:' .. name, most)
+    for n = 1, #found, 2 do
+      local row = call('HMGET', base .. 'x:' .. found[n], 'c', 'g')
+      local state, f = row[1] and select(8, match(row[1], CONTROL)), facts(row[2])
+      if f and FINISHED[state or ''] then expire(found[n], f, state, found[n + 1]) end
+    end
+    if #found < 2 * most then call('ZREM', base .. 'i:freed', name) end
+    most = most - #found / 2
+  end
+end
+
+-- One has ended or is gone: its children may go.
+local function free(id)
+  local name = name_of(id)
+  if call('EXISTS', base .. 'i:kept:' .. name) == 1 then call('ZADD', base .. 'i:freed', 0, name) end
+  let_go(LET_GO)
+end
+
+-- What whoever looks or claims does for all; whether more may have expired.
+local function tidy()
+  let_go(SWEPT)
+  return sweep(SWEPT)
+end
+
+-- Whatever was to become of one that had ended, it stays.
+local function persist(id, f)
+  if f.parent ~= '-' then call('ZREM', base .. 'i:kept:' .. f.parent, id) end
+  if call('ZREM', base .. 'i:gone', id) == 0 then return end
+  call('HDEL', base .. 'i:gone:facts', id)
+  for _, part in ipairs(PARTS) do call('PERSIST', base .. part .. id) end
+end
+
+-- The indexes lose one that is removed, whatever they know of it.
+local function leave_expiry(id, f)
+  if f and f.parent ~= '-' then
+    call('ZREM', base .. 'i:child:' .. f.parent, id)
+    call('ZREM', base .. 'i:kept:' .. f.parent, id)
+  end
+  call('ZREM', base .. 'i:gone', id)
+  call('HDEL', base .. 'i:gone:facts', id)
 end
 
 -- Change the indexes from what an execution was to what it is now.
@@ -168,7 +247,7 @@ local function move(id, f, state, wake, owner, woken, new_state, new_wake, new_o
   if state ~= new_state then
     leave_listing(id, f, state)
     enter_listing(id, f, new_state)
-    if FINISHED[state] then persist(id) end
+    if FINISHED[state] then persist(id, f) end
   end
   if owner ~= new_owner and call('EXISTS', base .. 'm:' .. id) == 1 then
     if owner ~= '-' then call('SREM', base .. 'i:mail:' .. owner, id) end

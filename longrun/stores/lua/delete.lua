@@ -12,11 +12,10 @@ local function delete(id)
   if not part[1] or not FINISHED[part[8]] then return '0' end
   leave_claims(id, f, part[8], part[9], part[10], part[6])
   leave_listing(id, f, part[8])
-  if f.parent ~= '-' then call('ZREM', base .. 'i:child:' .. f.parent, id) end
+  leave_expiry(id, f)
   if part[10] ~= '-' then call('SREM', base .. 'i:mail:' .. part[10], id) end
-  call('ZREM', base .. 'i:gone', id)
-  call('HDEL', base .. 'i:gone:facts', id)
   for _, kind in ipairs(PARTS) do call('UNLINK', base .. kind .. id) end
+  free(id)
   return '1'
 end
 

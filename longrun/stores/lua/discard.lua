@@ -27,9 +27,7 @@ local function discard()
   call('ZREM', base .. 'i:due', id)
   call('ZREM', base .. 'i:timed', id)
   call('ZREM', base .. 'i:ended', id)
-  call('ZREM', base .. 'i:gone', id)
-  call('HDEL', base .. 'i:gone:facts', id)
-  if f and f.parent ~= '-' then call('ZREM', base .. 'i:child:' .. f.parent, id) end
+  leave_expiry(id, f)
   if part[1] and part[10] ~= '-' then call('SREM', base .. 'i:mail:' .. part[10], id) end
   for _, kind in ipairs(PARTS) do
     if kind ~= 'k:' then
@@ -40,6 +38,7 @@ local function discard()
     end
     call('UNLINK', base .. kind .. id)
   end
+  free(id)
   return '1'
 end
 

@@ -9,7 +9,7 @@ local lowest, under, texts = ARGV[4], ARGV[5], tonumber(ARGV[6])
 local PAGE = 128
 local MOST = 2000 -- rows looked at in one call: others want the server too
 
-sweep()
+tidy()
 
 -- Whether a row at this place comes at or before the one where the last page ended.
 local function seen(score, id)

@@ -327,6 +327,9 @@ INSERT INTO {schema}.quarantine (execution, part, digest, content)
 SELECT r.execution, 'state/' || r.seq, md5(row_to_json(r)::text), row_to_json(r)::text FROM retired AS r
 ON CONFLICT DO NOTHING
 
+-- name: states_of
+SELECT id, state FROM {schema}.heads WHERE id = ANY(%(ids)s)
+
 -- name: last_message
 SELECT last_message FROM {schema}.heads WHERE id = %(id)s
 
