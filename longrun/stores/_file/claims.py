@@ -130,8 +130,7 @@ class Claims:
         taken: list[_Taken] = []
         errors: list[OSError | None] = []
         try:
-            ended = any(entry.state.finished for entry in entries)
-            with self._place.locked(shared=True) if ended else contextlib.nullcontext():
+            with self._place.locked(shared=True) if _wants_ended(claim) else contextlib.nullcontext():
                 for entry in entries:
                     one = self._take(entry, claim)
                     if one is not None:
@@ -189,7 +188,10 @@ class Claims:
     def _take(self, entry: Entry, claim: Claim) -> _Taken | None:
         """Create the next generation, then read this one; None if somebody else was quicker or it is not to be had."""
         gen = entry.gen + 1
-        if entry.state.finished:  # on its way to done/ perhaps, which its messages reach first
+        if self._place.live.stat(journal_name(entry.stem, entry.gen)) is None:
+            self._again(entry)  # a claim without it would look like one whose journal was lost
+            return None
+        if _wants_ended(claim):  # on its way to done/ perhaps, which its messages reach first
             sure_box(self._place, box_of(self._place, entry.stem, entry.id, entry.born), entry.stem, done=False)
         identity = Identity(entry.id, gen)
         first = claim_line(identity, claim.owner, self._clock.now())
@@ -276,6 +278,11 @@ class Claims:
             self._catalog.forget(entry.stem)
             if spot is not None and spot.folder is self._place.live:
                 self._catalog.doubt(spot.name)
+
+
+def _wants_ended(claim: Claim) -> bool:
+    """Whether it may take what has ended by now. Such journals move to done/, and while one is taken that must wait."""
+    return any(state.finished for state in claim.states)
 
 
 def _is_asked_for(entry: Entry, claim: Claim) -> bool:

@@ -17,8 +17,10 @@ from longrun.stores._file.entry import Entry
 Kind = tuple[str, str, ExecutionState]
 """Queue, workflow and state."""
 Rank = tuple[int, float, str]
-Place = tuple[Rank, int, Entry]
-"""With a number of its own: the same entry may have several, of which one counts."""
+Place = tuple[Rank, int, Entry, Kind]
+"""With a number of its own: no two are compared beyond that."""
+SPARE = 16
+"""Places of those who have left that a heap may hold beyond as many as there are of those who wait."""
 
 
 def rank(definition: Definition) -> Rank:
@@ -27,58 +29,66 @@ def rank(definition: Definition) -> Rank:
 
 
 class Line:
-    """Who waits. Whoever leaves is only struck off; his place in the heap is found empty when its turn comes."""
+    """Who waits. Whoever leaves is struck off; his place in the heap goes at its turn, or when most are such."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, Kind] = {}
+        self._places: dict[str, Place] = {}
         """Of everybody who waits, by the name of his journal."""
+        self._waiting: dict[Kind, int] = {}
+        """How many of each kind wait."""
         self._heaps: dict[Kind, list[Place]] = {}
+        """Of the same kinds."""
         self._tickets = itertools.count()
 
     def __bool__(self) -> bool:
-        return bool(self._kinds)
+        return bool(self._places)
 
     def join(self, entry: Entry) -> None:
+        self.leave(entry)
         definition = entry.definition
-        kind = self._kinds[entry.stem] = (definition.queue, definition.workflow, entry.state)
-        heap = self._heaps.setdefault(kind, [])
-        heapq.heappush(heap, (rank(definition), next(self._tickets), entry))
-        if len(heap) > 2 * len(self._kinds) + 1000:  # mostly places of those who have left
-            heap[:] = {place[2].stem: place for place in heap if self._waits(place[2], kind)}.values()
-            heapq.heapify(heap)
+        kind = (definition.queue, definition.workflow, entry.state)
+        place = self._places[entry.stem] = (rank(definition), next(self._tickets), entry, kind)
+        self._waiting[kind] = self._waiting.get(kind, 0) + 1
+        heapq.heappush(self._heaps.setdefault(kind, []), place)
 
     def leave(self, entry: Entry) -> None:
-        self._kinds.pop(entry.stem, None)
+        place = self._places.pop(entry.stem, None)
+        if place is None:
+            return
+        kind = place[3]
+        self._waiting[kind] -= 1
+        if self._waiting[kind] == 0:
+            del self._waiting[kind], self._heaps[kind]
+        elif len(self._heaps[kind]) > 2 * self._waiting[kind] + SPARE:
+            self._heaps[kind] = [place for place in self._heaps[kind] if self._is_taken(place)]
+            heapq.heapify(self._heaps[kind])
 
-    def _waits(self, entry: Entry, kind: Kind) -> bool:
-        return self._kinds.get(entry.stem) == kind and entry.wake == 0.0
+    def _is_taken(self, place: Place) -> bool:
+        """Whether somebody still waits there."""
+        return self._places.get(place[2].stem) is place
 
     def first(self, claim: Claim, number: int, wanted: Callable[[Entry], bool]) -> list[Entry]:
         """The first so many that a claim asks for."""
         heads = [
             (heap[0][:2], kind)
             for kind, heap in self._heaps.items()
-            if heap
-            and kind[2] in claim.states
+            if kind[2] in claim.states
             and (claim.queues is None or kind[0] in claim.queues)
             and (claim.workflows is None or kind[1] in claim.workflows)
         ]
         heapq.heapify(heads)
-        found: dict[str, Entry] = {}
-        passed: list[tuple[Kind, Place]] = []
+        found: list[Entry] = []
+        passed: list[Place] = []
         while heads and len(found) < number:
             _, kind = heapq.heappop(heads)
             heap = self._heaps[kind]
             place = heapq.heappop(heap)
-            entry = place[2]
-            if self._waits(entry, kind) and entry.stem not in found:
-                passed.append((kind, place))
-                if wanted(entry):
-                    found[entry.stem] = entry
+            if self._is_taken(place):
+                passed.append(place)
+                if wanted(place[2]):
+                    found.append(place[2])
             if heap:
                 heapq.heappush(heads, (heap[0][:2], kind))
-            else:
-                del self._heaps[kind]
-        for kind, place in passed:
-            heapq.heappush(self._heaps.setdefault(kind, []), place)
-        return list(found.values())
+        for place in passed:
+            heapq.heappush(self._heaps[place[3]], place)
+        return found

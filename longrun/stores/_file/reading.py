@@ -235,8 +235,11 @@ def read_spot(place: Place, id: str, spot: Spot, limit: int | None = None) -> tu
         return contents, tail
     earlier = Spot(place.live, spot.stem, spot.gen - 1, journal_name(spot.stem, spot.gen - 1))
     if place.live.stat(earlier.name) is None:
-        changed = limit is None and _bytes_of(spot, id) != data  # it was completed in this moment
-        return read_spot(place, id, spot) if changed else (contents, tail)
+        if limit is None and _bytes_of(spot, id) != data:
+            return read_spot(place, id, spot)  # it was completed in this moment
+        if spot.folder is place.live and _is_bare(contents, tail) and _is_done(place, spot.stem):
+            raise FileNotFoundError(errno.ENOENT, "the claim came too late, and is taken back", spot.name)
+        return contents, tail
     try:
         before, _ = read_spot(place, id, earlier)
     except UnreadableFileError:
@@ -279,9 +282,28 @@ def _replayed(place: Place, spot: Spot, identity: Identity, data: bytes, content
     return contents, replay.run(data)
 
 
+def _is_bare(contents: Contents, tail: Tail) -> bool:
+    """Whether a journal, read without those before it, is a claim and no more; a power cut may leave it empty."""
+    return tail.n == int(contents.claimed) and tail.clean and not tail.broken
+
+
+def _is_done(place: Place, stem: str) -> bool:
+    newest = locate_stem(place, stem)
+    return newest is not None and newest.folder is place.done
+
+
+def is_bare_claim(place: Place, spot: Spot, id: str) -> bool:
+    """Whether somebody claimed the generation before, and has written nothing yet."""
+    return spot.gen > 0 and _is_bare(*_alone(place, spot, id))
+
+
+def _alone(place: Place, spot: Spot, id: str) -> tuple[Contents, Tail]:
+    return _replayed(place, spot, Identity(id, spot.gen), _bytes_of(spot, id), Contents(id))
+
+
 def stands_alone(place: Place, spot: Spot, id: str) -> Contents | None:
     """What a journal says without those before it; None if it needs them."""
-    contents, _ = _replayed(place, spot, Identity(id, spot.gen), _bytes_of(spot, id), Contents(id))
+    contents, _ = _alone(place, spot, id)
     if not contents.complete:
         return None
     contents.settle()

@@ -17,7 +17,7 @@ from longrun.stores._file.disk import Folder, UnreadableFileError
 from longrun.stores._file.done import read_done
 from longrun.stores._file.journal import Over, remove_locked, remove_older
 from longrun.stores._file.place import KIND, Place, done_inbox_name, done_name, journal_name, parse_journal_name
-from longrun.stores._file.reading import Spot, locate, read_spot
+from longrun.stores._file.reading import Spot, is_bare_claim, locate, read_spot
 from longrun.stores._file.writes import Writes
 
 TRIES = 100
@@ -67,7 +67,16 @@ def _ended(writes: Writes, id: str) -> _Ended | None:
     except CorruptDataError:
         _set_aside(place, spot)
         return _Ended(id, spot)
-    return _Ended(id, spot) if contents.found()[0].state.finished else None
+    return _Ended(id, _unclaimed(place, id, spot)) if contents.found()[0].state.finished else None
+
+
+def _unclaimed(place: Place, id: str, spot: Spot) -> Spot:
+    """The journal that holds the end. Claims of it whose takers died before they wrote anything go first: behind it,
+    they would look like those of an execution whose journal was lost."""
+    while is_bare_claim(place, spot, id) and remove_locked(place, spot.stem, spot.gen):
+        place.live.sync()
+        spot = Spot(place.live, spot.stem, spot.gen - 1, journal_name(spot.stem, spot.gen - 1))
+    return spot
 
 
 def _set_aside(place: Place, spot: Spot) -> None:
