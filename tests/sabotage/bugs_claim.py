@@ -180,3 +180,53 @@ def timer_rings_once() -> None:
         return done
 
     replace("longrun.sweep", "Sweeper._woken", make)
+
+
+@bug(
+    "record-kept",
+    "tests/test_queues.py::test_a_holder_that_could_not_write_a_record_back_keeps_nobody_out",
+)
+def record_kept() -> None:
+    """A queue's record that could not be written back stays with whoever holds it."""
+    edit("longrun.gates", "Gates.look", "if self._held:", "if False:")
+
+
+@bug(
+    "no-second-look",
+    "tests/test_fitness.py::test_a_step_that_is_not_known_here_is_taken_up_by_whoever_knows_it",
+)
+def no_second_look() -> None:
+    """What one program has no code for stays blocked while another lives that has it."""
+    edit("longrun.fitness", "SecondLook.take", "claim.limit <= 0", "True")
+
+
+@bug(
+    "second-look-at-everything",
+    "tests/test_fitness.py::test_what_is_blocked_for_another_reason_is_not_taken_up",
+)
+def second_look_at_everything() -> None:
+    """Whatever is blocked is tried again with every heartbeat."""
+    edit("longrun.fitness", "SecondLook._fits", 'not (head.reason or "").endswith(GOES_ON) or ', "")
+
+
+@bug(
+    "trust-after-failover",
+    "tests/test_store_failing.py::test_what_ended_here_and_runs_again_after_a_failover_is_taken_up",
+)
+def trust_after_failover() -> None:
+    """When the store was away, nobody looks whether it still has what it had acknowledged."""
+    edit("longrun.sweep", "Sweeper.once", " or self._breaks != executor.store.breaks", "")
+
+
+@bug(
+    "orphaned-by-retention",
+    "tests/test_children.py::test_retention_leaves_a_child_that_its_parent_may_ask_for_again",
+)
+def orphaned_by_retention() -> None:
+    """A finished child is removed while its parent may still ask for it."""
+    edit(
+        "longrun.stores.store",
+        "CheckpointStore._let_go",
+        "if stored.definition.parent_id not in unfinished",
+        "if True",
+    )
