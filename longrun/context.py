@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, Unpack, overload
 
 import anyio.lowlevel
 
@@ -21,7 +21,7 @@ from longrun.items import LOOK_EVERY, Each, ItemLoop, Obey, SyncEach, refuse_asy
 from longrun.ledger import Group, Ledger, Scope
 from longrun.logging import user_logger
 from longrun.port import Port, StepInfo
-from longrun.records import Progress
+from longrun.records import BranchFailure, Progress
 from longrun.registry import is_async, takes_two
 
 if TYPE_CHECKING:
@@ -165,6 +165,46 @@ class StepContext(_Context):
             await self._obey()
         return result
 
+    @overload
+    async def map(
+        self,
+        function: Callable[..., Awaitable[T]],
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        name: str | None = None,
+        limit: int = 8,
+        tolerate: Literal[0] = 0,
+    ) -> list[T]: ...
+    @overload
+    async def map(
+        self,
+        function: Callable[..., Awaitable[T]],
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        name: str | None = None,
+        limit: int = 8,
+        tolerate: int,
+    ) -> list[T | BranchFailure]: ...
+    @overload
+    async def map(
+        self,
+        function: Callable[..., T],
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        name: str | None = None,
+        limit: int = 8,
+        tolerate: Literal[0] = 0,
+    ) -> list[T]: ...
+    @overload
+    async def map(
+        self,
+        function: Callable[..., T],
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        name: str | None = None,
+        limit: int = 8,
+        tolerate: int,
+    ) -> list[T | BranchFailure]: ...
     async def map(
         self,
         function: Callable[..., Any],
@@ -259,6 +299,46 @@ class SyncStepContext(_Context):
             port.call_from_thread(self._obey, lasting=True)
         return result
 
+    @overload
+    def map(
+        self,
+        function: Callable[..., Awaitable[T]],
+        items: Iterable[Any],
+        *,
+        name: str | None = None,
+        limit: int = 8,
+        tolerate: Literal[0] = 0,
+    ) -> list[T]: ...
+    @overload
+    def map(
+        self,
+        function: Callable[..., Awaitable[T]],
+        items: Iterable[Any],
+        *,
+        name: str | None = None,
+        limit: int = 8,
+        tolerate: int,
+    ) -> list[T | BranchFailure]: ...
+    @overload
+    def map(
+        self,
+        function: Callable[..., T],
+        items: Iterable[Any],
+        *,
+        name: str | None = None,
+        limit: int = 8,
+        tolerate: Literal[0] = 0,
+    ) -> list[T]: ...
+    @overload
+    def map(
+        self,
+        function: Callable[..., T],
+        items: Iterable[Any],
+        *,
+        name: str | None = None,
+        limit: int = 8,
+        tolerate: int,
+    ) -> list[T | BranchFailure]: ...
     def map(
         self,
         function: Callable[..., Any],

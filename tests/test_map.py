@@ -7,7 +7,7 @@ import contextlib
 import functools
 import sys
 import threading
-from typing import Any
+from typing import Any, assert_type
 
 import anyio
 import attrs
@@ -61,6 +61,24 @@ async def test_a_map_over_nothing_is_an_empty_list(items):
         return await ctx.map(str, items)
 
     assert await run(registry_of(step)) == []
+
+
+async def test_results_have_the_type_of_the_function() -> None:
+    """The type checker's business, which reads this; that both kinds of function are called is ours."""
+
+    async def half(number: int) -> float:
+        return number / 2
+
+    async def asynchronous(ctx: StepContext, state: list[int]) -> list[str]:
+        assert_type(await ctx.map(half, state, name="a"), list[float])
+        assert_type(await ctx.map(half, state, name="b", tolerate=1), list[float | BranchFailure])
+        return assert_type(await ctx.map(str, state), list[str])
+
+    def blocking(ctx: SyncStepContext, state: list[str]) -> list[Any]:
+        assert_type(ctx.map(half, [1], name="a"), list[float])
+        return [*assert_type(ctx.map(int, state, tolerate=2), list[int | BranchFailure])]
+
+    assert await run(registry_of(asynchronous, blocking), state=[1, 2]) == [1, 2]
 
 
 async def test_no_more_branches_than_the_limit_run_at_once():

@@ -168,11 +168,12 @@ class ProbedContext(StepContext):
         context._probe, context._awaits = probe, awaits
         return context
 
-    async def map(self, function: Callable[..., Any], items: Any, **options: Any) -> list[Any]:
+    async def map(self, function: Callable[..., Any], items: Any, **options: Any) -> Any:
         """A branch is a task of its own, whose awaits are not the step's."""
         if self._awaits and inspect.iscoroutinefunction(function):
             function = self._probed_branch(function)
-        return await super().map(function, items, **options)
+        results: list[Any] = await super().map(function, items, **options)
+        return results
 
     def _probed_branch(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         name = getattr(function, "__name__", "map")
