@@ -19,6 +19,7 @@ import redis
 from longrun import (
     EventType,
     ExecutionNotFoundError,
+    ExecutionState,
     Executor,
     ExecutorConfig,
     InvalidStateError,
@@ -37,9 +38,10 @@ from longrun import (
 )
 from longrun.client import Client
 from longrun.lease import gone
-from longrun.stored import Loaded, Message, Query, Save, Send, Write
+from longrun.stored import RECORDS, Boundary, Loaded, Message, Query, Save, Send, Stored, Write
+from longrun.stores._copy.picture import NOTE
 from longrun.stores.base import Answer
-from longrun.stores.copy import NOTE, CopyReport, copy_store
+from longrun.stores.copy import CopyReport, copy_store
 from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore
 from longrun.testing.interposed import InterposedBackend
@@ -354,6 +356,54 @@ async def test_a_copy_that_was_damaged_since_is_noticed_when_the_copy_is_run_aga
             await copy_store(source, target)
 
 
+async def test_what_was_submitted_by_name_may_have_got_its_steps_in_the_target() -> None:
+    house, source, target = Household(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with target:
+            async with Client(source) as client:
+                await client.submit("count", 1, id="queued")
+                await client.submit("count", 2, id="other")
+            await copy_store(source, target)
+            async with Worker(house.registry, store=target), Client(target) as client:
+                assert await client.handle("queued").result() == 4
+                assert await client.handle("other").result() == 5
+            assert set((await copy_store(source, target)).present) == {"queued", "other"}
+            record = target.backend._records["other"]  # type: ignore[attr-defined]
+            record.definition = attrs.evolve(record.definition, queue="elsewhere")
+            with pytest.raises(StoreError, match=r"1 executions are not the same.*'other'"):
+                await copy_store(source, target)
+
+
+class Busy(InterposedBackend):
+    """Goes on with an execution between the look at its head and that at its rows."""
+
+    def __init__(self, inner: Any, moments: int) -> None:
+        super().__init__(inner)
+        self.moments = moments
+
+    def boundaries(self, id: str, *, after: int = 0, limit: int = 1000) -> list[Boundary]:
+        if self.moments and not after:
+            self.moments -= 1
+            loaded = self.inner.load(id)
+            assert loaded is not None
+            seq = loaded.head.seq + 1
+            head = attrs.evolve(loaded.head, revision=loaded.head.revision + 1, seq=seq)
+            more = attrs.evolve(loaded.boundary, seq=seq)
+            assert self.inner.commit([Save(id=id, head=head, boundaries=(more,), keep_from=seq)]) == [None]
+        return self.inner.boundaries(id, after=after, limit=limit)
+
+
+@pytest.mark.parametrize("moments", [1, 2])
+async def test_what_goes_on_while_it_is_compared_is_no_difference(moments: int) -> None:
+    house, source, target = Household(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        await waiting(house.registry, source)
+        await copy_store(source, target)
+        busy = Busy(target.backend, moments)
+        assert (await copy_store(source, CheckpointStore(busy))).present == ("a",)
+        assert busy.moments == 0
+
+
 # --- what is left behind --------------------------------------------------------------------------------------------
 
 
@@ -566,7 +616,7 @@ async def test_a_copy_that_the_target_has_lost_since_is_noticed() -> None:
         async with Executor(house.registry, store=source) as executor:
             await (await executor.start("count", 1, id="done")).result()
         await copy_store(source, target)
-        target.fail("load", 2, error=ExecutionNotFoundError("done"))
+        target.fail("load", 2, times=None, error=ExecutionNotFoundError("done"))
         with pytest.raises(StoreError, match="not the same in both stores"):
             await copy_store(source, target)
 
@@ -585,6 +635,258 @@ async def test_a_copy_that_breaks_off_while_it_throws_away_another_is_completed(
     assert (await copy_store(source, target)).copied == ("x",)
     async with target:
         assert (await target.load("x")).head.state == before.state
+
+
+# --- what belongs together ------------------------------------------------------------------------------------------
+
+
+class Relatives:
+    """A grandparent, which waits for its child, which waits for its own: `g`, `g~1~a` and `g~1~a~1~a`."""
+
+    ids = ("g", "g~1~a", "g~1~a~1~a")
+
+    def __init__(self) -> None:
+        self.begun = anyio.Event()
+        self.go_on = anyio.Event()
+        self.charged: list[str] = []
+        self.child = StepRegistry()
+        """Knows the youngest alone."""
+        self.all = StepRegistry()
+        once = RetryPolicy(max_attempts=1)
+        for registry in (self.child, self.all):
+            registry.register("charge", self.charge, retry=once)
+            registry.register("rest", self.rest)
+            registry.workflow("child", ["charge"])
+            registry.workflow("resting", ["rest", "charge"])
+        for name, of in (("parent", "child"), ("grandparent", "parent"), ("patient", "resting"), ("hasty", "child")):
+            self.all.register(name, self._failing(of) if name == "hasty" else self._asking(of), retry=once)
+            self.all.workflow(name, [name])
+
+    @staticmethod
+    def _asking(workflow: str) -> Callable[..., Any]:
+        async def ask(ctx: StepContext, state: Any) -> Any:
+            return await (await ctx.start_child(workflow, state, key="a")).result()
+
+        return ask
+
+    def _failing(self, workflow: str) -> Callable[..., Any]:
+        async def fail(ctx: StepContext, state: Any) -> Any:
+            await ctx.start_child(workflow, state, key="a")
+            await self.begun.wait()
+            raise ValueError("no")
+
+        return fail
+
+    async def charge(self, ctx: StepContext, state: Any) -> Any:
+        self.begun.set()
+        await self.go_on.wait()
+        self.charged.append(ctx.execution_id)
+        return state
+
+    async def rest(self, state: Any) -> WaitFor:
+        return WaitFor("go", state)
+
+    async def die(self, store: CheckpointStore, workflow: str) -> None:
+        """Begin it as `g`, in a process that dies while its youngest is at work."""
+        async with CrashableExecutor(self.all, store=store) as executor:
+            await executor.start(workflow, 5, id="g")
+            await self.begun.wait()
+            await crash(executor)
+        self.begun = anyio.Event()
+
+
+async def ids_in(store: CheckpointStore) -> set[str]:
+    async with store:
+        return {stored.definition.id for stored in await store.find(Query())}
+
+
+async def test_parents_stay_with_a_child_that_a_living_process_runs() -> None:
+    """I3: in the target they would start it again."""
+    family, source, target = Relatives(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with source, target:
+            await family.die(source, "grandparent")
+            async with Worker(family.child, store=source) as worker:
+                await family.begun.wait()
+                report = await copy_store(source, target)
+                assert not report.copied
+                assert set(report.skipped) == set(family.ids)
+                running = f"{worker.owner} is running it; stop that process first"
+                together = f"parent and child move together, and 'g~1~a~1~a' stays: {running}"
+                assert [report.skipped[id] for id in family.ids] == [together, together, running]
+                assert await ids_in(target) == set()
+                assert (await source.load("g")).head.owner is None, "whoever can goes on with it there"
+                family.go_on.set()
+                async with Client(source) as client:
+                    await client.handle("g~1~a~1~a").result()
+            assert set((await copy_store(source, target)).copied) == set(family.ids)
+            async with Worker(family.all, store=target), Client(target) as client:
+                assert await client.handle("g").result() == 5
+        assert family.charged == ["g~1~a~1~a"]
+
+
+async def test_a_failed_parent_stays_with_its_running_child_too() -> None:
+    """It could be retried in the target."""
+    family, source, target = Relatives(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Executor(family.all, store=source) as executor:
+            await (await executor.start("hasty", 1, id="g")).wait("failed")
+            assert set((await copy_store(source, target)).skipped) == {"g", "g~1~a"}
+            family.go_on.set()
+            await (await executor.handle("g~1~a")).result()
+        assert set((await copy_store(source, target)).copied) == {"g", "g~1~a"}
+
+
+async def test_a_resting_child_stays_with_its_living_parent() -> None:
+    """Which would wait for it in vain, and the child would take no signals there."""
+    family, source, target = Relatives(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    family.go_on.set()
+    with anyio.fail_after(PATIENCE):
+        async with Executor(family.all, store=source) as executor, Client(source) as client:
+            events = executor.events()
+            parent = await executor.start("patient", 3, id="g")
+            async for event in events:
+                if event.type is EventType.WAITING:
+                    break
+            report = await copy_store(source, target)
+            assert not report.copied
+            assert set(report.skipped) == {"g", "g~1~a"}
+            assert "'g' stays" in report.skipped["g~1~a"]
+            await client.signal("g~1~a", "go")
+            assert await parent.result() == 3
+        assert set((await copy_store(source, target)).copied) == {"g", "g~1~a"}
+
+
+async def test_a_family_of_which_one_cannot_move_goes_on_in_the_source() -> None:
+    """What was claimed of it is given back at once."""
+    family, source, target = Relatives(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with source, target:
+            await family.die(source, "parent")
+            family.go_on.set()
+            async with Executor(family.all, store=target) as executor:
+                await (await executor.start("child", 100, id="g~1~a")).result()
+            report = await copy_store(source, target)
+            assert set(report.skipped) == {"g", "g~1~a"}
+            assert "another execution of that id" in report.skipped["g"]
+            assert [(await source.load(id)).head.owner for id in ("g", "g~1~a")] == [None, None]
+            async with Executor(family.all, store=source) as executor:
+                assert await (await executor.handle("g")).result() == 5
+
+
+@pytest.mark.parametrize("parent", ["gone", "done", "unreadable"])
+async def test_a_child_whose_parent_does_not_go_on_moves_alone(files: Make, tmp_path: Path, parent: str) -> None:
+    family, target = Relatives(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Executor(family.all, store=files()) as executor:
+            events = executor.events()
+            await executor.start("patient", 3, id="g")
+            async for event in events:
+                if event.type is EventType.WAITING:
+                    break
+            await executor.cancel("g")
+            if parent == "gone":
+                await executor.delete("g")
+        if parent == "unreadable":
+            for path in (tmp_path / "store").rglob("g.*"):
+                path.write_bytes(b"\xff" * path.stat().st_size)
+        report = await copy_store(files(), target)
+        assert "g~1~a" in report.copied
+        assert ("g" in report.copied) == (parent == "done")
+
+
+class Fleeting(InterposedBackend):
+    """Ends what it lists, in the moment after."""
+
+    def find(self, query: Query) -> list[Stored]:
+        found = self.inner.find(query)
+        for stored in found:
+            head = attrs.evolve(
+                stored.head, revision=stored.head.revision + 1, state=ExecutionState.CANCELLED, ended=1.0
+            )
+            if not stored.head.state.finished and stored.definition.workflow not in RECORDS:
+                assert self.inner.commit([Save(id=stored.definition.id, head=head)]) == [None]
+        return found
+
+
+async def test_what_has_ended_since_it_was_listed_is_copied_as_it_is() -> None:
+    house, source, target = Household(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    await waiting(house.registry, source)
+    assert (await copy_store(CheckpointStore(Fleeting(source.backend)), target)).copied == ("a",)
+    async with target:
+        assert (await target.load("a")).head.state == "cancelled"
+
+
+class Ending(InterposedBackend):
+    """Ends the parent `g` in the moment after its child was found to belong to it."""
+
+    looks = 0
+
+    def load(self, id: str) -> Loaded | None:
+        self.looks += id == "g"
+        loaded = self.inner.load(id)
+        if id == "g" and self.looks == 2 and loaded is not None:
+            head = loaded.head
+            end = attrs.evolve(head, revision=head.revision + 1, state=ExecutionState.CANCELLED, owner=None, ended=1.0)
+            assert self.inner.commit([Save(id=id, head=end)]) == [None]
+        return self.inner.load(id)
+
+
+async def test_a_child_whose_parent_ends_meanwhile_is_not_forgotten() -> None:
+    family, source, target = Relatives(), MemoryCheckpointStore(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with source:
+            await family.die(source, "parent")
+            report = await copy_store(CheckpointStore(Ending(source.backend)), target)
+        assert set(report.copied) == {"g", "g~1~a"}
+
+
+class Childless(InterposedBackend):
+    """Finds nobody's children."""
+
+    def find(self, query: Query) -> list[Stored]:
+        return [] if query.parent_id is not None else self.inner.find(query)
+
+
+async def test_a_child_that_its_parent_does_not_lead_to_is_reported() -> None:
+    family, source = Relatives(), MemoryCheckpointStore()
+    with anyio.fail_after(PATIENCE):
+        async with Executor(family.all, store=source) as executor:
+            await executor.start("parent", 1, id="g")
+            await family.begun.wait()
+            report = await copy_store(CheckpointStore(Childless(source.backend)), MemoryCheckpointStore())
+            family.go_on.set()
+        assert report.skipped["g~1~a"] == "its parent has changed again and again; copy once more"
+
+
+class Door(InterposedBackend):
+    """Notes in which order executions are let go."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.let_go: list[str] = []
+
+    def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        self.let_go += [write.id for write in batch if isinstance(write, Save) and NOTE in write.drop]
+        return self.inner.commit(batch)
+
+
+@pytest.mark.parametrize("child_is_listed", ["first", "last"])
+async def test_children_are_there_before_their_parents_go_on(
+    monkeypatch: pytest.MonkeyPatch, child_is_listed: str
+) -> None:
+    """On whichever page of the listing they are: clocks differ, and the newest come first."""
+    monkeypatch.setattr("longrun.stores.copy.PAGE", 1)
+    family, source, door = Relatives(), MemoryCheckpointStore(), Door(MemoryCheckpointStore().backend)
+    with anyio.fail_after(PATIENCE):
+        async with source:
+            await family.die(source, "grandparent")
+            for age, id in enumerate(family.ids):
+                record = source.backend._records[id]  # type: ignore[attr-defined]
+                created = record.definition.created + (age if child_is_listed == "first" else -age)
+                record.definition = attrs.evolve(record.definition, created=created)
+            assert set((await copy_store(source, CheckpointStore(door))).copied) == set(family.ids)
+    assert door.let_go == list(reversed(family.ids))
 
 
 # --- while others go on in the source -------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def copy_command(source: str, target: str, as_json: bool) -> int:
     """Carry every execution of SOURCE to TARGET, with its history; both are URLs or module:name.
 
     It can be interrupted and started again. What is unfinished stays behind paused and held; what a living process
-    runs is left where it is, and the exit code is 1 then.
+    runs is left where it is, with its parents and children, and the exit code is 1 then.
     """
     made = make_store(target, create=True)
     if made.backend.kind == "memory":

@@ -9,16 +9,21 @@ will do. Each execution is carried in this order, and can run in one of the two 
     leave it in the source            paused and held, for good
     let it go in the target           what it was becomes true again
 
+Parents and children move together: all of a family are claimed, the parents first, and then carried, the children
+first. If one of them cannot be, those that have not moved yet are released and stay with it.
+
 A copy can be interrupted anywhere and started again: what was let go is left alone, what had left the source is let
 go, and anything less is thrown away and carried again. When all have been carried, the two stores are compared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -29,28 +34,26 @@ from longrun.errors import CodecError, ExecutionNotFoundError, LeaseLostError, L
 from longrun.lease import alive
 from longrun.life import LifeLock
 from longrun.queues import Gate, new_record, records
-from longrun.records import ExecutionState
-from longrun.stored import MOVED, Boundary, Claim, Create, Head, Loaded, Message, Owner, Query, Save, was_moved
+from longrun.records import UNFINISHED, ExecutionState
+from longrun.stored import MOVED, Claim, Create, Head, Loaded, Message, Owner, Query, Save, Stored, was_moved
 from longrun.stores import open_store
+from longrun.stores._copy.family import CLEARED, Family, eldest_of, may_go_on
+from longrun.stores._copy.picture import LATE, LET_GO, NOTE, Picture, is_same, same_position, take_picture
 from longrun.stores.store import CheckpointStore
 
+T = TypeVar("T")
 State = ExecutionState
 PAGE = 200
 AT_ONCE = 16
 LEASE = 600.0
 LEASE_AGAIN = 60.0
 MESSAGES = 1_000_000
-NOTE = "~copy"
-"""The entry of an execution that has arrived and waits to be let go: the state, hold, reason and end that it had. Of
-one that was left behind: the number of the last message that was carried."""
-LATE = "~copy-"
-"""The key that a message without one is given which came too late to be carried with the rest, before its number: who
-is interrupted brings it again."""
 ARRIVING = "being copied from another store"
-LET_GO = 3
-"""The revision of an execution in the target that nobody has gone on with."""
-CLEARED = frozenset({State.COMPLETED, State.CANCELLED})
-POSITION = ("seq", "step", "visit", "iteration", "attempt", "started", "due", "signal", "progress", "done", "of")
+ARRIVED = ("copied", "present")
+GONE = "gone"
+"""What becomes of an execution that is deleted in the source meanwhile."""
+LOOKS = 3
+"""How often is looked at what seems to differ, or to have no parent: it may have gone on while it was read."""
 
 
 @frozen(kw_only=True)
@@ -61,8 +64,8 @@ class CopyReport:
     present: tuple[str, ...] = ()
     """Already there, whole."""
     skipped: Mapping[str, str] = field(factory=dict)
-    """Left behind, and why: a living process still owns it, it cannot be read, or the target has another execution of
-    that id."""
+    """Left behind, and why: a living process still owns it, it cannot be read, the target has another execution of that
+    id, or its parent or a child of it is left behind."""
 
 
 async def copy_store(
@@ -72,9 +75,9 @@ async def copy_store(
     limits of queues; then compare the two. Both are stores or their URLs, and opened for the time it takes.
 
     Unfinished executions stay behind paused and held: signals and orders for them are refused there from then on. What
-    a living process runs is left where it is. What is submitted to the source meanwhile, or was on its way to an
-    execution when that moved, may be missed: run it again. A difference found at the end raises `StoreError`; the
-    source keeps everything.
+    a living process runs is left where it is, and so are the parents and children of that; a later copy moves them
+    together. What is submitted to the source meanwhile, or was on its way to an execution when that moved, may be
+    missed: run it again. A difference found at the end raises `StoreError`; the source keeps everything.
     """
     here, there = (one if isinstance(one, CheckpointStore) else open_store(one) for one in (source, target))
     async with here, there:
@@ -97,38 +100,6 @@ async def _sign_off(source: CheckpointStore, lock: LifeLock) -> None:
         lock.abandon()  # who finds the registration must see that its owner is gone
 
 
-@frozen
-class _Picture:
-    """Everything of an execution; the boundaries that still have their state with it."""
-
-    loaded: Loaded
-    rows: tuple[Boundary, ...]
-    blobs: Mapping[str, bytes]
-
-    def contents(self) -> tuple[Any, ...]:
-        """All but the head and the messages, as it must be found in the target."""
-        loaded = self.loaded
-        entries = {key: data for key, data in loaded.entries.items() if key != NOTE}
-        return loaded.definition, self.rows, dict(self.blobs), entries
-
-    def messages(self) -> list[Message]:
-        """Those that wait, as the other store must have them: with others perhaps, which came to that one."""
-        if self.loaded.head.state in CLEARED:
-            return []
-        return [attrs.evolve(one, id=0, key=_own_key(one)) for one in self.loaded.messages]
-
-    def arrived_as(self, other: _Picture) -> bool:
-        missing = self.messages()
-        for message in other.messages():
-            if missing and message == missing[0]:
-                missing.pop(0)
-        return not missing and self.contents() == other.contents()
-
-    def shape(self) -> list[Boundary]:
-        """The rows without their states, which may be fewer where it has gone on."""
-        return [attrs.evolve(row, data=None, blobs=()) for row in self.rows]
-
-
 class _Copy:
     def __init__(
         self,
@@ -141,7 +112,10 @@ class _Copy:
         self._me = Owner(id=lock.life.owner, life=lock.life.to_dict(), remaining=LEASE)
         self._progress = progress
         self._became: dict[str, str] = {}
-        """Every id, in the order of the listing: copied, present, or why it was skipped."""
+        """Every id: copied, present, gone, or why it was skipped."""
+        self._claimed: dict[str, int] = {}
+        """What is claimed and not yet carried, and the crashes that it had before."""
+        self._families, self._members = anyio.CapacityLimiter(AT_ONCE), anyio.CapacityLimiter(AT_ONCE)
         self._registered = float("-inf")
 
     async def run(self) -> CopyReport:
@@ -151,8 +125,7 @@ class _Copy:
         await self._carry_queues()
         query = Query(limit=PAGE)
         while page := await self._source.find(query):
-            await self._register()
-            await self._each([stored.definition.id for stored in page], self._carry)
+            await self._carry_page(page)
             query = attrs.evolve(query, after=(page[-1].definition.created, page[-1].definition.id))
         await self._compare()
         return self._report()
@@ -162,7 +135,7 @@ class _Copy:
         return CopyReport(
             copied=tuple(id for id, became in found if became == "copied"),
             present=tuple(id for id, became in found if became == "present"),
-            skipped={id: became for id, became in found if became not in ("copied", "present")},
+            skipped={id: became for id, became in found if became not in (*ARRIVED, GONE)},
         )
 
     async def _register(self) -> None:
@@ -170,24 +143,13 @@ class _Copy:
             await self._source.register(self._me, LEASE)
             self._registered = time.monotonic()
 
-    async def _each(self, ids: list[str], function: Callable[[str], Any]) -> None:
+    async def _each(
+        self, ones: Sequence[T], function: Callable[[T], Any], limiter: anyio.CapacityLimiter | None = None
+    ) -> None:
         """Some at once, so that the stores can gather their writes. The first error ends it."""
-        errors: list[LongrunError] = []
-        limiter = anyio.CapacityLimiter(AT_ONCE)
-
-        async def one(id: str) -> None:
-            async with limiter:
-                try:
-                    await function(id)
-                except LongrunError as error:
-                    errors.append(error)
-                    tasks.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as tasks:
-            for id in ids:
-                tasks.start_soon(one, id, name=f"longrun-copy-{id}")
-        if errors:
-            raise errors[0]
+        for start in range(0, len(ones), PAGE):
+            await self._register()
+            await _some_at_once(ones[start : start + PAGE], function, limiter or self._members)
 
     # queues
 
@@ -204,6 +166,77 @@ class _Copy:
                     Save(id=there[name].definition.id, head=attrs.evolve(head, revision=head.revision + 1, note=note))
                 )
 
+    # those that belong together
+
+    async def _carry_page(self, page: list[Stored]) -> None:
+        """All on it with their families, as far as they have not been carried with others before."""
+        for _ in range(LOOKS):
+            page = [stored for stored in page if stored.definition.id not in self._became]
+            await self._each(await eldest_of(self._source, page), self._carry_family, self._families)
+        for stored in page:
+            self._became.setdefault(stored.definition.id, "its parent has changed again and again; copy once more")
+
+    async def _carry_family(self, eldest: Stored) -> None:
+        """A parent is claimed before its children are looked for, so that it starts no more of them."""
+        family = Family()
+        family.add(eldest)
+        while generation := family.generations[-1]:
+            family.generations.append([])
+            await self._each(generation, partial(self._gather, family))
+        await self._each(family.closed, partial(self._carry_member, family))
+        for generation in reversed(family.generations):
+            await self._each(generation, partial(self._carry_or_leave, family))
+
+    async def _gather(self, family: Family, id: str) -> None:
+        """Claim one of a family, and find its children."""
+        try:
+            here = await self._source.load(id)
+            if not may_go_on(here.head):
+                return  # it has changed since it was listed
+            if not here.head.state.finished:
+                why = await self._claim(here, family)
+                family.stays |= {} if why is None else {id: why}
+        except ExecutionNotFoundError:
+            return
+        except CodecError as error:
+            family.stays[id] = _unreadable(error)
+            return
+        async for child in self._source.find_all(Query(parent_id=id, limit=PAGE)):
+            family.add(child)
+
+    async def _claim(self, here: Loaded, family: Family) -> str | None:
+        """Make it our own, unless its family stays anyway; or why it cannot be had."""
+        head, id = here.head, here.definition.id
+        if head.owner in alive(await self._source.owners(), but=self._me.id) - {self._me.id}:
+            return f"{head.owner} is running it; stop that process first"
+        if family.stays:
+            return None
+        dead = frozenset() if head.owner is None else frozenset([head.owner])
+        claim = Claim(owner=self._me.id, now=0.0, states=UNFINISHED, ids=(id,), dead=dead, limit=1)
+        if not await self._source.claim(claim):
+            return "somebody else claimed it"
+        self._claimed[id] = head.crashes
+        return None
+
+    async def _carry_or_leave(self, family: Family, id: str) -> None:
+        if family.stays:
+            self._became[id] = family.why_it_stays(id)
+        else:
+            await self._carry_member(family, id)
+        if self._claimed.pop(id, None) is not None and self._became[id] not in ("copied", GONE):
+            await self._release(id)
+
+    async def _carry_member(self, family: Family, id: str) -> None:
+        await self._carry(id)
+        if self._became[id] not in (*ARRIVED, GONE):
+            family.stays[id] = self._became[id]
+
+    async def _release(self, id: str) -> None:
+        with contextlib.suppress(LeaseLostError, CodecError):  # what cannot be read is left to the lock
+            head = (await self._source.load(id)).head
+            if head.owner == self._me.id:
+                await self._source.save(Save(id=id, head=attrs.evolve(head, owner=None, revision=head.revision + 1)))
+
     # one execution
 
     async def _carry(self, id: str) -> None:
@@ -211,12 +244,12 @@ class _Copy:
         try:
             self._became[id] = await self._carried(id)
         except CodecError as error:
-            self._became[id] = f"it cannot be read: {error}"
+            self._became[id] = _unreadable(error)
         except LeaseLostError:
             self._became[id] = "somebody else claimed it while it was carried"
         except ExecutionNotFoundError:
             await self._forget(id)
-        if self._became.get(id) == "copied" and self._progress is not None:
+        if self._became[id] == "copied" and self._progress is not None:
             self._progress(id)
 
     async def _forget(self, id: str) -> None:
@@ -226,7 +259,7 @@ class _Copy:
         there = await self._at_target(id)
         if there is not None and there.head.reason == ARRIVING:
             await self._throw_away(there)
-        self._became.pop(id, None)
+        self._became[id] = GONE
 
     async def _carried(self, id: str) -> str:
         here, there = await self._source.load(id), await self._at_target(id)
@@ -250,14 +283,13 @@ class _Copy:
     async def _carry_whole(self, here: Loaded) -> str:
         id = here.definition.id
         if not here.head.state.finished:
-            claimed = await self._claimed(here)
-            if isinstance(claimed, str):
-                return claimed
-            here = claimed
-        picture = await _picture(self._source, id, here)
+            if here.head.owner != self._me.id:
+                return "somebody else claimed it while it was carried"
+            here = attrs.evolve(here, head=attrs.evolve(here.head, crashes=self._claimed[id]))
+        picture = await take_picture(self._source, id, here)
         await self._send(picture)
-        there = await _picture(self._target, id)
-        if not picture.arrived_as(there) or not _same_position(here.head, there.loaded.head):
+        there = await take_picture(self._target, id)
+        if not picture.arrived_as(there):
             raise StoreError(f"execution {id!r} did not arrive as it was sent; the source still has it")
         if not here.head.state.finished:
             await self._leave_behind(here)
@@ -270,19 +302,7 @@ class _Copy:
         except ExecutionNotFoundError:
             return None
 
-    async def _claimed(self, here: Loaded) -> Loaded | str:
-        """A live execution under our own claim; or why it cannot be had."""
-        head, id = here.head, here.definition.id
-        owners = await self._source.owners()
-        if head.owner in alive(owners, but=self._me.id) - {self._me.id}:
-            return f"{head.owner} is running it; stop that process first"
-        dead = frozenset() if head.owner is None else frozenset([head.owner])
-        claim = Claim(owner=self._me.id, now=0.0, states=frozenset(State), ids=(id,), dead=dead, limit=1)
-        for taken in await self._source.claim(claim):
-            return attrs.evolve(taken, head=attrs.evolve(taken.head, crashes=head.crashes))
-        return "somebody else claimed it"
-
-    async def _send(self, picture: _Picture) -> None:
+    async def _send(self, picture: Picture) -> None:
         """All of it, held."""
         loaded, id = picture.loaded, picture.loaded.definition.id
         first, *rest = picture.rows
@@ -382,48 +402,48 @@ class _Copy:
         different: list[str] = []
 
         async def compare(id: str) -> None:
-            try:
-                await self._bring_late(id)
-                same = await self._is_same(id)
-            except CodecError:
-                same = False
-            except ExecutionNotFoundError:
-                same = not await self._source.exists(id)  # deleted there since, as finished ones are
-            if not same:
-                different.append(id)
+            for _ in range(LOOKS):
+                if await self._looks_same(id):
+                    return
+            different.append(id)
 
-        arrived = [id for id, became in self._became.items() if became in ("copied", "present")]
-        for start in range(0, len(arrived), PAGE):
-            await self._each(arrived[start : start + PAGE], compare)
+        await self._each([id for id, became in self._became.items() if became in ARRIVED], compare)
         if different:
             shown = ", ".join(map(repr, sorted(different)[:5]))
             raise StoreError(
                 f"{len(different)} executions are not the same in both stores ({shown} …); the source still has them"
             )
 
-    async def _is_same(self, id: str) -> bool:
-        here, there = await _picture(self._source, id), await _picture(self._target, id)
-        if there.loaded.damage:
+    async def _looks_same(self, id: str) -> bool:
+        try:
+            await self._bring_late(id)
+            return await is_same(self._source, self._target, id)
+        except CodecError:
             return False
-        if there.loaded.head.revision == LET_GO:
-            return here.arrived_as(there) and _same_position(here.loaded.head, there.loaded.head)
-        shape = here.shape()  # it has gone on in the target
-        return here.loaded.definition == there.loaded.definition and there.shape()[: len(shape)] == shape
+        except ExecutionNotFoundError:
+            return not await self._source.exists(id)  # deleted there since, as finished ones are
 
 
-async def _picture(store: CheckpointStore, id: str, loaded: Loaded | None = None) -> _Picture:
-    loaded = await store.load(id) if loaded is None else loaded
-    kept = {seq for seq, _ in loaded.kept}
-    rows: list[Boundary] = []
-    blobs: dict[str, bytes] = dict(loaded.blobs)
-    while page := await store.boundaries(id, after=rows[-1].seq if rows else 0):
-        for row in page:
-            whole = await store.checkpoint(id, row.seq) if row.seq in kept else None
-            rows.append(attrs.evolve(row, data=None, blobs=()) if whole is None else whole[0])
-            blobs |= {} if whole is None else whole[1]
-    if not rows:
-        raise ExecutionNotFoundError(id)  # deleted since it was loaded
-    return _Picture(loaded, tuple(rows), blobs)
+async def _some_at_once(ones: Sequence[T], function: Callable[[T], Any], limiter: anyio.CapacityLimiter) -> None:
+    errors: list[LongrunError] = []
+
+    async def call(one: T) -> None:
+        async with limiter:
+            try:
+                await function(one)
+            except LongrunError as error:
+                errors.append(error)
+                tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        for one in ones:
+            tasks.start_soon(call, one, name="longrun-copy")
+    if errors:
+        raise errors[0]
+
+
+def _unreadable(error: CodecError) -> str:
+    return f"it cannot be read: {error}"
 
 
 def _note(head: Head) -> bytes:
@@ -431,19 +451,11 @@ def _note(head: Head) -> bytes:
     return json.dumps(was).encode()
 
 
-def _own_key(message: Message) -> str | None:
-    return None if message.key is not None and message.key.startswith(LATE) else message.key
-
-
 def _ended_alike(here: Head, there: Head) -> bool:
     """Whether the target has the end that the source has, or has gone on from it."""
-    return there.revision > LET_GO or _same_position(here, there)
+    return there.revision > LET_GO or same_position(here, there)
 
 
 def _same_origin(here: Loaded, there: Loaded) -> bool:
     one, other = here.definition, there.definition
     return (one.workflow, one.created) == (other.workflow, other.created)
-
-
-def _same_position(here: Head, there: Head) -> bool:
-    return all(getattr(here, name) == getattr(there, name) for name in POSITION)

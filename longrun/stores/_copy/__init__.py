@@ -1,0 +1,1 @@
+"""The parts of `longrun.stores.copy`: what belongs together, and whether two stores have the same."""
