@@ -130,20 +130,32 @@ async def test_a_signal_is_taken_in_the_same_write_as_the_move(registry):
 
 
 class Noting(InterposedBackend):
-    """Remembers every save, and what was claimed."""
+    """Remembers every call and every save, and how many were claimed."""
 
     def __init__(self, inner: MemoryBackend) -> None:
         super().__init__(inner)
         self.saves: list[Save] = []
         self.claimed = 0
+        self.calls: list[str] = []
 
     def around(self, call: str, function: Any, *args: Any, **options: Any) -> Any:
+        self.calls.append(call)
         if call == "commit":
             self.saves += [write for write in args[0] if isinstance(write, Save)]
         answer = function(*args, **options)
         if call == "claim":
             self.claimed += len(answer)
         return answer
+
+
+async def test_who_sends_a_signal_does_not_read_those_that_wait(registry):
+    backend = Noting(MemoryBackend())
+    async with CheckpointStore(backend) as store, Client(store) as client:
+        await client.submit("letters", [], id="a")
+        backend.calls.clear()
+        for letter in "abc":
+            await client.signal("a", "letter", letter)
+    assert {"load", "messages"}.isdisjoint(backend.calls)
 
 
 class Chat:
