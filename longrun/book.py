@@ -205,10 +205,13 @@ class Book:
         snapshot: Snapshot | None = None,
         value: Any = MISSING,
         events: tuple[Event, ...] = (),
+        put: tuple[str, bytes] | None = None,
         take: tuple[int, ...] = (),
     ) -> None:
-        """Cross a boundary; durable on return."""
+        """Cross a boundary; durable on return. `put` is the entry that the visit behind it begins with."""
         self._note(boundary, snapshot, value, events)
+        if put is not None:
+            self.ledger.record(*put)
         changes["seq"] = boundary.seq
         changes["updated"] = boundary.ended
         await self.commit(changes, take=take)

@@ -125,7 +125,9 @@ class StepContext(_Context):
     """What an async step sees."""
 
     async def checkpoint(self, *, force: bool = False) -> None:
-        """A point where progress may be saved, and where pause, cancel and shutdown take effect."""
+        """A point where progress may be saved, and where pause, cancel and shutdown take effect. With `force` it is
+        durable on return. Inside an item of `each` it saves `local` as that item has changed it, and the item runs
+        again after a crash: use `every=N` there, or checkpoint before the item touches `local`."""
         port, group = self._port, self._group
         captured = group.capture(force=force or port.attention)
         if force:
@@ -140,7 +142,9 @@ class StepContext(_Context):
             group.look_at = min(time.monotonic() + LOOK_EVERY, port.save_at)
 
     def each(self, name: str, items: Iterable[T] | AsyncIterable[T], *, every: int | None = None) -> Each[T]:
-        """A durable cursor: `async for page in ctx.each("pages", pages)` goes on behind the last saved item."""
+        """A durable cursor: `async for page in ctx.each("pages", pages)` goes on behind the last saved item. With
+        `every=N` cursor and `local` are durable together after each N items, which a `checkpoint()` inside an item
+        cannot give: the cursor passes an item only at its end."""
         self._port.check()
         return Each(ItemLoop(self._group, self._port, self._obey, name, items, every), items)
 
@@ -260,7 +264,9 @@ class SyncStepContext(_Context):
         return sync
 
     def checkpoint(self, *, force: bool = False) -> None:
-        """A point where progress may be saved, and where pause, cancel and shutdown take effect."""
+        """A point where progress may be saved, and where pause, cancel and shutdown take effect. With `force` it is
+        durable on return. Inside an item of `each` it saves `local` as that item has changed it, and the item runs
+        again after a crash: use `every=N` there, or checkpoint before the item touches `local`."""
         port = self._port
         port.check(blocking=True)
         if force or port.attention:
@@ -269,7 +275,9 @@ class SyncStepContext(_Context):
             port.hand_over()
 
     def each(self, name: str, items: Iterable[T], *, every: int | None = None) -> SyncEach[T]:
-        """A durable cursor: `for item in ctx.each("pages", pages)`."""
+        """A durable cursor: `for page in ctx.each("pages", pages)` goes on behind the last saved item. With
+        `every=N` cursor and `local` are durable together after each N items, which a `checkpoint()` inside an item
+        cannot give: the cursor passes an item only at its end."""
         self._port.check(blocking=True)
         refuse_async(name, items)
         return SyncEach(ItemLoop(self._group, self._port, self._obey, name, items, every), items)

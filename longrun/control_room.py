@@ -152,11 +152,11 @@ class ControlRoom(Desk, abc.ABC):
         if key is not None:
             check_name("key", key)
         check_timeout(timeout)
-        loaded = await self.store.load(check_id(id))
-        if loaded.head.state.finished:
-            raise InvalidStateError(id, loaded.head.state, "signal")
-        if was_moved(loaded.head):
-            raise InvalidStateError(id, loaded.head.state, "signal", ELSEWHERE)
+        head = await self.store.head(check_id(id))
+        if head.state.finished:
+            raise InvalidStateError(id, head.state, "signal")
+        if was_moved(head):
+            raise InvalidStateError(id, head.state, "signal", ELSEWHERE)
         data = None if payload is None else encode_payload(payload, "payload")
         message = Message(kind="signal", name=name, key=key, payload=data, sent=self.clock.now())
         with anyio.fail_after(timeout):

@@ -13,9 +13,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from longrun import codec
-from longrun.book import MISSING, Book
+from longrun.book import MISSING, Book, Event
 from longrun.branches import describe
 from longrun.errors import (
+    CodecError,
     ConfigError,
     DuplicateKeyError,
     ItemsChangedError,
@@ -74,10 +75,11 @@ class Course:
             return self._move(step, "repeat", head.step, value.state, head.iteration + 1)
         return False
 
-    async def stopped(self, step: Step, value: Any) -> bool:
-        """The step is done, and none follows at once: it parks or ends the execution, as its return value says."""
+    async def stopped(self, step: Step, value: Any, signal: Message | None = None) -> bool:
+        """The step is done, and none follows at once: it parks or ends the execution, as its return value says. Given
+        the signal that it would wait for, it takes that and goes on, if it can."""
         if isinstance(value, Sleep | WaitFor):
-            return await self._park(step, value)
+            return await self._park(step, value, signal)
         return await self._complete(value.state if isinstance(value, Finish) else value, step.name, step.result_type)
 
     def _move(self, step: Step, kind: str, to: int, value: Any, iteration: int = 0) -> Awaitable[Any] | bool:
@@ -108,8 +110,9 @@ class Course:
         self.result = value
         return False
 
-    async def _park(self, step: Step, directive: Sleep | WaitFor) -> bool:
-        """Sleep or wait. The next step is the next in the list; behind the last, the execution ends after the wait."""
+    async def _park(self, step: Step, directive: Sleep | WaitFor, signal: Message | None) -> bool:
+        """Sleep or wait. The next step is the next in the list; behind the last, the execution ends after the wait. A
+        wait whose signal is here already ends with the write that begins it."""
         book = self._book
         due, name = deadline_of(directive, self._executor.clock.now())
         to = self._book.head.step + 1
@@ -128,22 +131,30 @@ class Course:
             "crashes": 0,
             "started": None,
         }
-        events = (
+        events: tuple[Event, ...] = (
             (EventType.STEP_COMPLETED, {"step": step.name, "attempt": boundary.attempts}),
             (EventType.WAITING, {"step": step.name, "data": {"signal": name, "due": due}}),
         )
-        await book.cross(boundary, changes, snapshot=snapshot, events=events)
-        return False
+        if signal is None or (ending := _readable_end(signal)) is None:
+            await book.cross(boundary, changes, snapshot=snapshot, events=events)
+            return False
+        changes |= {"owner": book.head.owner, **self._awake()}
+        events = (*events, _resumed(name, signal))
+        await book.cross(boundary, changes, snapshot=snapshot, events=events, put=("wait", ending), take=(signal.id,))
+        return True
 
     async def wake(self, signal: Message | None) -> None:
         """End a wait, with the signal that ended it or because its time has come; what the next step sees of it is kept
         with its progress."""
-        book, head = self._book, self._book.head
-        if head.signal is not None:
-            payload = codec.decode(signal.payload or b"null", Any, path="signal") if signal else None
-            entry = codec.encode({"payload": payload, "timed_out": signal is None}, dict, path="signal")
-            book.ledger.record("wait", entry)
-        moved = {
+        book, name = self._book, self._book.head.signal
+        if name is not None:
+            book.ledger.record("wait", _end_of_wait(signal))
+        take = () if signal is None else (signal.id,)
+        await book.commit(self._awake(), take=take, events=(_resumed(name, signal),))
+
+    def _awake(self) -> dict[str, Any]:
+        """What a head becomes when a wait ends."""
+        return {
             "state": State.RUNNING,
             "due": None,
             "signal": None,
@@ -151,9 +162,6 @@ class Course:
             "reason": None,
             "started": self._executor.clock.now(),
         }
-        data = {"signal": head.signal, "timed_out": head.signal is not None and signal is None}
-        take = () if signal is None else (signal.id,)
-        await book.commit(moved, take=take, events=((EventType.RESUMED, {"data": data}),))
 
     async def rest(self, *, here: bool) -> None:
         """It waits on, as it did before it was claimed or paused: here, or for anybody to take."""
@@ -195,6 +203,24 @@ class Course:
         events = ((EventType.STEP_FAILED, fields), (EventType.EXECUTION_FAILED, dict(fields)))
         await book.cross(boundary, changes, events=events)
         return False
+
+
+def _end_of_wait(signal: Message | None) -> bytes:
+    """What the next step sees of a wait that a signal has ended, or its time."""
+    payload = codec.decode(signal.payload or b"null", Any, path="signal") if signal else None
+    return codec.encode({"payload": payload, "timed_out": signal is None}, dict, path="signal")
+
+
+def _readable_end(signal: Message) -> bytes | None:
+    """The same; None if it cannot be made, which is no fault of the step that would wait for it."""
+    try:
+        return _end_of_wait(signal)
+    except CodecError:
+        return None
+
+
+def _resumed(name: str | None, signal: Message | None) -> Event:
+    return EventType.RESUMED, {"data": {"signal": name, "timed_out": name is not None and signal is None}}
 
 
 def target_of(step: object, steps: tuple[str, ...]) -> int:

@@ -395,11 +395,14 @@ class Crew(Starting):
     async def deliver(self, id: str) -> None:
         """Messages wait for an execution owned here: hand them to its runner, or wake it up if it rests."""
         runner = self.runners.get(id)
-        messages = await self.store.messages(id)
         if runner is not None:
-            if self.runners.get(id) is runner:
-                runner.deliver(messages)
-        elif id in self.resting and any(self._wakes(message, self.resting[id]) for message in messages):
+            with runner.inbox.reading():
+                messages = await self.store.messages(id)
+                if self.runners.get(id) is runner:
+                    runner.deliver(messages)
+            return
+        messages = await self.store.messages(id)
+        if id in self.resting and any(self._wakes(message, self.resting[id]) for message in messages):
             await self.take_over(await self.store.load(id))
 
     @staticmethod

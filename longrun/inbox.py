@@ -7,7 +7,8 @@ word of mouth: it has a number like the others, but no store has to let it go.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import attrs
 
@@ -35,23 +36,43 @@ class Inbox(dict[int, Message]):
 
     # Most executions never get a message: what stands here costs nothing until it is set.
     taken: frozenset[int] = frozenset()
-    """What has been obeyed or consumed, durably."""
+    """The orders that have been obeyed, durably."""
     waved: frozenset[int] = frozenset()
     """What comes to nothing and is on its way to be taken."""
     obeying: tuple[int, ...] = ()
     """What is being obeyed, or was last: its write is on its way."""
     _changed: Bell = RUNG
+    _readers: int = 0
+    _consumed: frozenset[int] = frozenset()
+    """Signals that were taken while somebody read the store, who may find them there still."""
 
     def add(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            if message.id not in self.taken:
+            if message.id not in self.taken and message.id not in self._consumed:
                 self.setdefault(message.id, message)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While this lasts, messages are read from the store that are added afterwards."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._consumed = frozenset()
 
     def have_taken(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self.pop(number, None)
         self.taken |= frozenset(numbers)
         self.stir()
+
+    def consume(self, signal: Message) -> None:
+        """A signal was taken, durably. There may be signals without end: no more is remembered than must be."""
+        self.pop(signal.id, None)
+        if self._readers:
+            self._consumed |= {signal.id}
 
     def signal(self, name: str | None) -> Message | None:
         """The oldest signal of that name."""

@@ -25,7 +25,7 @@ from longrun.ledger import Ledger
 from longrun.loops import RUNG, Bell
 from longrun.port import StepInfo
 from longrun.records import ExecutionState, Progress, RetryPolicy
-from longrun.registry import Step
+from longrun.registry import Step, WaitFor
 from longrun.seat import Seat
 from longrun.stored import Head, Loaded, Message, was_waiting
 from longrun.threads import LEFT, leave_behind
@@ -403,10 +403,14 @@ class Runner:
         if outcome.error is not None:
             error, outcome.error = outcome.error, None  # the frames in its traceback have the outcome in a variable
             return await self._course.failed(step, error)
+        signal = self._signal_here(outcome.value)
         try:
-            return await self._course.stopped(step, outcome.value)
+            more = await self._course.stopped(step, outcome.value, signal)
         except (CodecError, StepError, RegistrationError) as error:
             return await self._course.failed(step, error)
+        if signal is not None and more:
+            self.inbox.consume(signal)
+        return more
 
     async def _back_off(self, step: Step, due: float) -> bool:
         """Wait for the next attempt's time, in nobody's place; False if something has to be obeyed first. A clock that
@@ -437,8 +441,16 @@ class Runner:
             return await self._rest()
         await self._course.wake(signal)
         if signal is not None:
-            self.inbox.have_taken((signal.id,))
+            self.inbox.consume(signal)
         return True
+
+    def _signal_here(self, value: Any) -> Message | None:
+        """The signal that a step would wait for, if it has come already, nothing is to be obeyed before, and no limit
+        of its queue says who goes on when."""
+        if not isinstance(value, WaitFor) or self.attention or orders_in(self.inbox):
+            return None
+        limited = self._executor.sweeper.gates.limits(self.book.definition.queue)
+        return None if limited else self.inbox.signal(value.signal)
 
     async def _rest(self) -> bool:
         """Nothing to do before its time or its signal. It is given back; but while signals for later wait for it, they

@@ -6,26 +6,32 @@ import threading
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from longrun import (
+    Client,
     ConfigError,
+    ExecutionHandle,
     ExecutionNotFoundError,
     Executor,
     Goto,
     InvalidStateError,
     MemoryCheckpointStore,
     NotStorableError,
+    QueueLimit,
     Repeat,
     SignalQueueFullError,
     StepContext,
     StepRegistry,
     WaitFor,
+    Worker,
 )
-from longrun.stored import Save
+from longrun.inbox import Inbox
+from longrun.stored import Message, Save
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
-from longrun.testing import ManualClock
+from longrun.testing import ManualClock, crash_matrix
 from longrun.testing.interposed import InterposedBackend
 from tests.crashing import CrashableExecutor, crash
 
@@ -115,25 +121,217 @@ async def test_a_signal_is_taken_in_the_same_write_as_the_move(registry):
     backend = Noting(MemoryBackend())
     async with Executor(registry, store=CheckpointStore(backend)) as executor:
         run = await executor.start("letters", [])
+        await run.wait("waiting")
         for letter in "abc":
             await run.signal("letter", letter)
         assert await run.result() == ["a", "b", "c"]
-    taking = [save for save in backend.saves if save.take]
-    assert len(taking) == 3
-    assert {(save.head.state, save.head.signal) for save in taking} == {("running", None)}
+    taking = [save.head for save in backend.saves if save.take]
+    assert [(head.step, head.state, head.signal) for head in taking] == [(n, "running", None) for n in (1, 2, 3)]
 
 
 class Noting(InterposedBackend):
-    """Remembers every save."""
+    """Remembers every call and every save, and how many were claimed."""
 
     def __init__(self, inner: MemoryBackend) -> None:
         super().__init__(inner)
         self.saves: list[Save] = []
+        self.claimed = 0
+        self.calls: list[str] = []
 
     def around(self, call: str, function: Any, *args: Any, **options: Any) -> Any:
+        self.calls.append(call)
         if call == "commit":
             self.saves += [write for write in args[0] if isinstance(write, Save)]
-        return function(*args, **options)
+        answer = function(*args, **options)
+        if call == "claim":
+            self.claimed += len(answer)
+        return answer
+
+
+async def test_who_sends_a_signal_does_not_read_those_that_wait(registry):
+    backend = Noting(MemoryBackend())
+    async with CheckpointStore(backend) as store, Client(store) as client:
+        await client.submit("letters", [], id="a")
+        backend.calls.clear()
+        for letter in "abc":
+            await client.signal("a", "letter", letter)
+    assert {"load", "messages"}.isdisjoint(backend.calls)
+
+
+class Chat:
+    """An agent that hears word after word, and begins when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = anyio.Event(), anyio.Event()
+        self.registry = StepRegistry()
+
+        async def begin(state: Any) -> Any:
+            self.begun.set()
+            await self.go.wait()
+            return state
+
+        async def listen(state: list[Any]) -> WaitFor:
+            return WaitFor("word", state)
+
+        async def reply(ctx: StepContext, state: list[Any]) -> Any:
+            state = [*state, ctx.signal]
+            return state if ctx.signal == "bye" else Goto("listen", state)
+
+        self.registry.workflow("chat", [begin, listen, reply])
+
+
+WORDS = ["hello", "how", "are", "you", "bye"]
+
+
+async def test_signals_that_have_come_already_are_taken_without_parking():
+    """A write for each wait and one for each reply; nothing is given back, claimed or looked for in between."""
+    chat, backend = Chat(), Noting(MemoryBackend())
+    async with Executor(chat.registry, store=CheckpointStore(backend)) as executor:
+        run = await executor.start("chat", [], id="a")
+        events = run.events()
+        await chat.begun.wait()
+        for word in WORDS:
+            await run.signal("word", word)
+        await executor.deliver("a")
+        backend.saves.clear()
+        chat.go.set()
+        assert await run.result() == WORDS
+        told = [event.type async for event in events if event.type in ("waiting", "resumed")]
+        kinds = [one.kind for one in await executor.store.boundaries("a")]
+    saves = [save for save in backend.saves if save.boundaries]
+    assert kinds == ["start", "step", *["wait", "goto"] * 4, "wait", "finish"]
+    assert told == ["waiting", "resumed"] * 5, "as if it had waited"
+    assert len(saves) == len(backend.saves) == 11
+    assert [len(save.take) for save in saves] == [0, *[1, 0] * 5]
+    assert {save.head.state for save in saves[:-1]} == {"running"}
+    assert backend.claimed == 0
+
+
+async def test_a_pause_comes_before_a_signal_that_has_come_already(store):
+    registry = StepRegistry()
+
+    async def listen(state: Any) -> WaitFor:
+        await store.send("a", Message(kind="signal", name="word", sent=0.0))
+        await store.send("a", Message(kind="pause", sent=0.0))
+        await executor.deliver("a")
+        return WaitFor("word", state)
+
+    async def reply(state: Any) -> Any:
+        return state
+
+    registry.workflow("chat", [listen, reply])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("chat", 5, id="a")
+        assert (await run.wait("paused")).waiting_for == "word"
+        assert [message.name for message in await store.messages("a")] == ["word"]
+        await run.resume()
+        assert await run.result() == 5
+
+
+async def test_where_a_queue_is_limited_a_wait_is_left_to_the_limit():
+    """Otherwise an execution could go on for ever past a limit that lets so many begin in a second."""
+    chat, backend = Chat(), Noting(MemoryBackend())
+    chat.go.set()
+    store = CheckpointStore(backend)
+    async with Client(store) as client:
+        run = await client.submit("chat", [], id="a", queue="slow")
+        for word in WORDS:
+            await client.signal("a", "word", word)
+        async with Worker(chat.registry, store=store, limits={"slow": QueueLimit(concurrency=1)}):
+            assert await run.result() == WORDS
+    parked = [save for save in backend.saves if save.id == "a" and save.head.state == "waiting"]
+    assert len(parked) == 5
+
+
+async def test_a_signal_that_was_read_before_it_was_taken_is_not_taken_again():
+    """A sweep has read the signals, and hands them over when one of them is gone."""
+    registry, backend = StepRegistry(), Slow(MemoryBackend())
+    begun, go, heard, on = anyio.Event(), anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def begin(state: list[Any]) -> WaitFor:
+        begun.set()
+        await go.wait()
+        return WaitFor("word", state)
+
+    async def first(ctx: StepContext, state: list[Any]) -> WaitFor:
+        heard.set()
+        await on.wait()
+        return WaitFor("word", [ctx.signal])
+
+    async def second(ctx: StepContext, state: list[Any]) -> list[Any]:
+        return [*state, ctx.signal]
+
+    registry.workflow("chat", [begin, first, second])
+    async with Executor(registry, store=CheckpointStore(backend)) as executor:
+        run = await executor.start("chat", [], id="a")
+        await begun.wait()
+        for n in (1, 2):
+            await run.signal("word", n)
+        await executor.deliver("a")
+        async with anyio.create_task_group() as tasks:
+            backend.held = threading.Event()
+            tasks.start_soon(executor.deliver, "a")
+            try:
+                while not backend.read:
+                    await anyio.lowlevel.checkpoint()
+                go.set()
+                await heard.wait()
+            finally:
+                backend.held.set()
+        on.set()
+        assert await run.result() == [1, 2]
+
+
+class Slow(InterposedBackend):
+    """Holds the answers to who asks for messages."""
+
+    held: threading.Event | None = None
+    read = False
+
+    def around(self, call: str, function: Any, *args: Any, **options: Any) -> Any:
+        answer = function(*args, **options)
+        if call == "messages" and self.held is not None:
+            self.read = True
+            assert self.held.wait(20)
+        return answer
+
+
+def test_what_is_taken_is_remembered_only_while_somebody_reads():
+    inbox, signal = Inbox(), Message(kind="signal", name="word", sent=0.0, id=7)
+    with inbox.reading():
+        inbox.add([signal])
+        inbox.consume(signal)
+        with inbox.reading():
+            pass
+        inbox.add([signal])
+        assert not inbox
+    assert not inbox._consumed
+    inbox.add([signal])
+    inbox.consume(signal)
+    assert not inbox._consumed
+
+
+async def test_no_crash_loses_or_doubles_a_signal_that_was_queued():
+    registry = StepRegistry()
+
+    async def begin(state: Any) -> WaitFor:
+        return WaitFor("begin", state)
+
+    async def listen(state: list[Any]) -> WaitFor:
+        return WaitFor("word", state)
+
+    async def reply(ctx: StepContext, state: list[Any]) -> Any:
+        state = [*state, ctx.signal]
+        return Goto("listen", state) if len(state) < 3 else state
+
+    async def speak(run: ExecutionHandle) -> None:
+        for n in range(3):
+            await run.signal("word", n, key=f"word {n}")
+        await run.signal("begin", key="begin")
+
+    registry.workflow("chat", [begin, listen, reply])
+    report = await crash_matrix(registry, "chat", [], drive=speak)
+    assert report.ok, str(report)
 
 
 async def test_signals_of_other_names_wait_without_keeping_anybody_busy(store):

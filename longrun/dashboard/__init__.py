@@ -34,14 +34,15 @@ UTC. Errors and states of executions stand only where one execution is shown, ne
                                                       (`state`), signal (`name`, `payload`, `key`), fork (`checkpoint`,
                                                       `state`, `new_id`): `done`, or 202 when the request is stored and
                                                       its effect is not there yet
-`POST /api/bulk/{verb}`                               pause, resume, cancel of `ids`, or of a `filter` with the names of
-                                                      a listing: `done`, `refused`, `next` (give it as `after`)
+`POST /api/bulk/{verb}`                               pause, resume, cancel of `ids`, of a `filter` with the names of a
+                                                      listing, or of everything with `"all": true`: `done`, `refused`,
+                                                      `next` (give it as `after`)
 ====================================================  ==================================================================
 
 A listing's filters: `state` (several times), `workflow`, `queue`, `text` (in id and metadata), `since` (seconds),
 `from` and `to` (when it was created), `sort` (created, updated, duration, progress, workflow, state; with `-` in
-front, downwards), `limit`, `after`, and `counts=0` not to count. Newest first comes from the store's index, however
-many there are; any other order is made among the newest `sorted_among` that match.
+front, downwards), `limit`, `after`, and `counts=0` not to count. Any other name is refused. Newest first comes from the
+store's index, however many there are; any other order is made among the newest `sorted_among` that match.
 """
 
 from __future__ import annotations

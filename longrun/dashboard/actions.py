@@ -6,18 +6,18 @@ a dashboard that is only looked at is no owner of anything.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 from attrs import frozen
 from starlette.datastructures import QueryParams
 
-from longrun import codec
 from longrun.client import Client
-from longrun.dashboard.listing import Filters, Listing
+from longrun.dashboard.listing import SHAPE, Filters, Listing
 from longrun.desk import UNCHANGED
-from longrun.errors import CodecError, ConfigError, LongrunError, StoreUnavailableError
+from longrun.errors import ConfigError, LongrunError, StoreUnavailableError
 from longrun.records import check_id
 from longrun.stores.store import CheckpointStore
 
@@ -27,21 +27,27 @@ WAIT = 3.0
 BULK_WAIT = 1.0
 BULK_PAGE = 200
 BULK_AT_ONCE = 16
+WHOM = f'give one of "ids" (at most {BULK_PAGE}), "filter" (such as "state=running") and "all" (true)'
 
 Verb = Callable[[Client, str, Mapping[str, Any], float], Awaitable[dict[str, Any]]]
 
 
 def body_of(data: bytes) -> dict[str, Any]:
-    """The JSON object that a request carries; an empty one if it carries nothing."""
+    """The JSON object that a request carries; an empty one if it carries nothing. The standard library reads it: a
+    number that somebody sends keeps all its digits."""
     if not data:
         return {}
     try:
-        value = codec.loads(data, "body")
-    except CodecError:
+        value = json.loads(str(data, "utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
         raise ConfigError("body", "…", "give a JSON object") from None
     if not isinstance(value, dict):
         raise ConfigError("body", type(value).__name__, "give a JSON object")
     return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
 
 
 async def _pause(client: Client, id: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
@@ -112,7 +118,7 @@ class Actions:
                 return Outcome(False, {"note": f"the {verb} is stored; it takes effect at the next checkpoint"})
 
     async def many(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The ids given, or a page of what a filter matches."""
+        """The ids given, or a page of what a filter matches, or of everything."""
         ids, follows = await self._chosen(body)
         answers: dict[str, str | None] = {}
         limiter = anyio.CapacityLimiter(BULK_AT_ONCE)
@@ -128,18 +134,27 @@ class Actions:
         return {"done": len(answers) - len(refused), "refused": refused, "next": follows}
 
     async def _chosen(self, body: Mapping[str, Any]) -> tuple[list[str], str | None]:
-        ids, given = body.get("ids"), body.get("filter")
-        if isinstance(ids, list) and given is None and len(ids) <= BULK_PAGE:
-            return [check_id(id) for id in dict.fromkeys(map(str, ids))], None
-        if not isinstance(given, str) or ids is not None:
-            raise ConfigError("ids", "…", f"give at most {BULK_PAGE} ids, or a filter such as 'state=running'")
-        params = [
-            (key, value) for key, value in QueryParams(given).multi_items() if key not in ("sort", "limit", "after")
-        ]
-        after = body.get("after")
-        more = [("limit", str(BULK_PAGE)), *([("after", str(after))] if after is not None else [])]
-        found, follows = await self._listing.find(Filters.read(QueryParams([*params, *more])))
+        whom = {name: body[name] for name in ("ids", "filter", "all") if body.get(name) is not None}
+        match whom:
+            case {"ids": list(ids)} if len(whom) == 1 and len(ids) <= BULK_PAGE:
+                return [check_id(id) for id in dict.fromkeys(map(str, ids))], None
+            case {"filter": str(given)} if len(whom) == 1:
+                filters = _filters(given, body.get("after"))
+                if not filters.chooses:
+                    raise ConfigError("filter", given, f"it leaves nothing out; {WHOM}")
+            case {"all": True} if len(whom) == 1:
+                filters = _filters("", body.get("after"))
+            case _:
+                raise ConfigError("ids", "…", WHOM)
+        found, follows = await self._listing.find(filters)
         return [one.definition.id for one in found], follows
+
+
+def _filters(given: str, after: object) -> Filters:
+    """A page of what a filter matches, in an order that changes do not disturb."""
+    chosen = [(name, value) for name, value in QueryParams(given).multi_items() if name not in SHAPE]
+    place = [] if after is None else [("after", str(after))]
+    return Filters.read(QueryParams([*chosen, ("limit", str(BULK_PAGE)), *place]))
 
 
 async def _attempt(client: Client, id: str, verb: str, body: Mapping[str, Any]) -> str | None:

@@ -28,6 +28,10 @@ SORT_WINDOW = 5000
 PAGE = 50
 PAGE_LIMIT = 200
 NEWEST_FIRST = "-created"
+CRITERIA = ("state", "workflow", "queue", "text", "since", "from", "to")
+"""What a query says of which executions are meant."""
+SHAPE = ("sort", "limit", "after", "counts")
+"""What a query says of how they are shown."""
 
 SORTS: Mapping[str, Callable[[Stored, float], Any]] = {
     "created": lambda one, now: one.definition.created,
@@ -57,6 +61,9 @@ class Filters:
 
     @classmethod
     def read(cls, given: QueryParams) -> Filters:
+        for name in given:
+            if name not in CRITERIA + SHAPE:
+                raise ConfigError("filter", name[:40], f"give only {', '.join(CRITERIA + SHAPE)}")
         return cls(
             states=check_states([one for one in given.getlist("state") if one] or None),
             workflow=_text(given, "workflow"),
@@ -70,6 +77,13 @@ class Filters:
             after=_text(given, "after"),
             counted=given.get("counts") != "0",
         )
+
+    @property
+    def chooses(self) -> bool:
+        """Whether anything is said of which executions are meant."""
+        bounds = (self.since, self.created_after, self.created_before)
+        chosen = (self.states, self.workflow, self.queue, self.text, *bounds)
+        return any(one is not None for one in chosen)
 
     def query(self, now: float) -> Query:
         """The first page of what matches, newest first."""

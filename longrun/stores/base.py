@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from longrun.errors import CorruptDataError, LongrunError
 from longrun.records import ExecutionState
-from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Stored, Write
+from longrun.stored import Boundary, Claim, Head, Loaded, Message, Owner, Query, Stored, Write
 
 Answer = bool | int | None | LongrunError
 """What `commit` says of one write: Create → bool, Save → None, Send → int; a refusal is the error, returned."""
@@ -134,6 +134,12 @@ class StoreBackend(abc.ABC):
 
         What does not fit its checksum goes into quarantine, and the newest readable boundary takes its place (I5): the
         returned head is moved back to it and `damage` says so. Nothing readable at all: `CorruptDataError`."""
+
+    def head(self, id: str) -> Head | None:
+        """The head of one execution; None if there is none. Where it cannot be read, what `load` says of that. Without
+        an override, from `load`, which reads every message that waits: too much for whoever only wants to send one."""
+        loaded = self.load(id)
+        return None if loaded is None else loaded.head
 
     @abc.abstractmethod
     def find(self, query: Query) -> list[Stored]:

@@ -19,7 +19,7 @@ from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import CorruptDataError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.seal import Seal
-from longrun.stored import Boundary, Claim, Create, Loaded, Message, Owner, Query, Save, Send, Stored, Write
+from longrun.stored import Boundary, Claim, Create, Head, Loaded, Message, Owner, Query, Save, Send, Stored, Write
 from longrun.stores._file import owners
 from longrun.stores._file.catalog import Catalog
 from longrun.stores._file.claims import Claims
@@ -151,6 +151,9 @@ class FileBackend(StoreBackend):
 
     def load(self, id: str) -> Loaded | None:
         return self._read(id, _loaded)
+
+    def head(self, id: str) -> Head | None:
+        return self._read(id, _head)
 
     def find(self, query: Query) -> list[Stored]:
         parts = self._open
@@ -406,3 +409,7 @@ def _read_once(
 
 def _loaded(place: Place, spot: Spot, contents: Contents, letters: Callable[[], list[Message]]) -> Loaded:
     return contents.loaded(letters())
+
+
+def _head(place: Place, spot: Spot, contents: Contents, letters: Callable[[], list[Message]]) -> Head:
+    return contents.loaded([]).head

@@ -191,6 +191,11 @@ class MemoryBackend(StoreBackend):
             record = self._records.get(id)
             return None if record is None else _loaded(record)
 
+    def head(self, id: str) -> Head | None:
+        with self._changed:
+            record = self._records.get(id)
+            return None if record is None else record.head
+
     def find(self, query: Query) -> list[Stored]:
         with self._changed:
             rows = [r for r in self._records.values() if matches(r.definition, r.head, query)]

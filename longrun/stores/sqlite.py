@@ -23,14 +23,14 @@ from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import CorruptDataError, LongrunError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.seal import Seal
-from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Stored, Write
+from longrun.stored import Boundary, Claim, Head, Loaded, Message, Owner, Query, Stored, Write
 from longrun.stores import rows
 from longrun.stores._sqlite import find as finding
 from longrun.stores._sqlite import sql
 from longrun.stores._sqlite.batch import Batch, Known
 from longrun.stores._sqlite.claims import give, repair, set_aside_unreadable
 from longrun.stores._sqlite.file import KIND, SAFE_RESET_SQLITE, DatabaseFile, fold_wal, is_busy, translate
-from longrun.stores._sqlite.load import Found, load_all, read_boundaries, read_checkpoint, read_messages
+from longrun.stores._sqlite.load import Found, load_all, read_boundaries, read_checkpoint, read_head, read_messages
 from longrun.stores._sqlite.ready import ready
 from longrun.stores.base import Answer, StoreBackend
 from longrun.stores.store import CheckpointStore
@@ -199,6 +199,10 @@ class SQLiteBackend(StoreBackend):
         if found.assembled.damaged:
             self._quarantine(found)
         return found.assembled.loaded
+
+    def head(self, id: str) -> Head | None:
+        found = self._read(lambda connection: read_head(connection, id))
+        return found or super().head(id)
 
     def _quarantine(self, found: Found) -> None:
         """A reader found damage: copy it by a connection of its own, and leave the repair to the next claim."""

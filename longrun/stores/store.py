@@ -30,6 +30,7 @@ from longrun.stored import (
     Boundary,
     Claim,
     Create,
+    Head,
     Loaded,
     Message,
     Owner,
@@ -201,6 +202,13 @@ class CheckpointStore:
     async def load(self, id: str) -> Loaded:
         """Everything of one execution; `ExecutionNotFoundError` if there is none."""
         return await self._read(self._load, id)
+
+    async def head(self, id: str) -> Head:
+        """Where an execution is, and nothing else of it; `ExecutionNotFoundError` if there is none."""
+        head = await self._read(self.backend.head, id)
+        if head is None:
+            raise ExecutionNotFoundError(id)
+        return head
 
     def _load(self, id: str) -> Loaded:
         loaded = self.backend.load(id)

@@ -43,6 +43,12 @@ class MessageContract(ConformanceBase):
         assert backend.messages("a") == [attrs.evolve(full, id=1), attrs.evolve(bare, id=2)]
         assert self.ids(backend) == [1, 2]
 
+    def test_the_head_is_told_without_the_messages(self, backend: StoreBackend) -> None:
+        assert backend.head("a") is None
+        self.start(backend)
+        done(backend, send("a"), send("a"))
+        assert backend.head("a") == loaded(backend, "a").head
+
     def test_an_empty_payload_is_not_a_missing_one(self, backend: StoreBackend) -> None:
         self.start(backend)
         done(backend, send("a", payload=b""), send("a", payload=None))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from longrun.records import ExecutionState
-from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Stored, Write
+from longrun.stored import Boundary, Claim, Head, Loaded, Message, Owner, Query, Stored, Write
 from longrun.stores.base import Answer, StoreBackend
 
 T = TypeVar("T")
@@ -17,7 +17,7 @@ T = TypeVar("T")
 WRITES = ("commit", "claim", "register", "renew", "unregister", "delete")
 """The calls that change something."""
 READS = (
-    *("load", "find", "count", "boundaries", "checkpoint", "messages"),
+    *("load", "head", "find", "count", "boundaries", "checkpoint", "messages"),
     *("states_of", "sent", "pending", "owners", "next_due", "size", "ping"),
 )
 
@@ -81,6 +81,9 @@ class InterposedBackend(StoreBackend):
 
     def load(self, id: str) -> Loaded | None:
         return self.around("load", self.inner.load, id)
+
+    def head(self, id: str) -> Head | None:
+        return self.around("head", self.inner.head, id)
 
     def find(self, query: Query) -> list[Stored]:
         return self.around("find", self.inner.find, query)

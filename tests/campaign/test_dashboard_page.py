@@ -22,6 +22,7 @@ from longrun import (
     WaitFor,
 )
 from longrun.dashboard import DashboardApp, create_app
+from longrun.errors import StoreUnavailableError
 from longrun.stores.store import CheckpointStore
 from tests.dashboard.asgi import TOKEN
 from tests.dashboard.chromium import FLAGS, HOW, find_chromium
@@ -300,6 +301,20 @@ async def test_several_are_cancelled_at_once_after_a_confirmation(visit: Visit, 
     await visit.see("dialog h2", "Pause 3 executions?")
     await page.click("dialog button[type=submit]")
     await visit.see(".toast", "pause: 1 done, 2 left as they are")
+    await page.click(".chip.paused")
+    await visit.see(".actions", "all 1 that match")
+    await page.click(".actions button:has-text('Resume')")
+    await page.click("dialog button[type=submit]")
+    await visit.see(".toast", "resume: 1 done")
+    assert (await store.load("run-1")).head.state != "paused"
+
+
+async def test_an_address_with_a_filter_that_does_not_exist_shows_nothing(visit: Visit, store: CheckpointStore) -> None:
+    await store.create(created("run"))
+    page = await visit.enter("#/?wokflow=import")
+    await visit.see(".empty.bad", "wokflow")
+    assert await ids(page) == []
+    visit.trouble = [line for line in visit.trouble if "400" not in line]
 
 
 # --- one execution ----------------------------------------------------------------------------------------------------
@@ -362,6 +377,27 @@ async def test_it_is_paused_resumed_and_signalled_with_json(visit: Visit, store:
         await page.click("dialog button[type=submit]")
         await visit.see(".title .badge", "completed")
         assert (await run.result())["signal"] == {"answer": 42}
+
+
+ORDER = 1234567890123456789
+"""More digits than a number of JavaScript has."""
+
+
+async def test_large_numbers_are_sent_digit_by_digit(visit: Visit, store: CheckpointStore) -> None:
+    async with Executor(registry, store=store, config=CONFIG) as executor:
+        run = await executor.start("ask", {}, id="ask")
+        page = await visit.enter("#/run/ask")
+        await page.click("button:has-text('Signal')")
+        await page.fill("dialog textarea", f'{{"order": {ORDER}, "rate": 1.0}}')
+        await page.click("dialog button[type=submit]")
+        await visit.see(".title .badge", "completed")
+        assert (await run.result())["signal"] == {"order": ORDER, "rate": 1.0}
+    await page.locator(".states tbody tr", has_text="#2").locator("button").click()
+    await page.fill("dialog input", "second-try")
+    await page.fill("dialog textarea", f'{{"order": {ORDER}}}')
+    await page.click("dialog button[type=submit]")
+    await visit.see("h1", "second-try")
+    assert b"%d" % ORDER in ((await store.load("second-try")).boundary.data or b"")
 
 
 async def test_a_wait_is_drawn_once_and_what_nobody_runs_is_called_interrupted(
@@ -480,6 +516,37 @@ async def test_what_is_not_there_is_explained(visit: Visit) -> None:
     await visit.see(".empty", "It is not there")
     await visit.see(".empty", "no execution 'nobody'")
     visit.trouble = [line for line in visit.trouble if "404" not in line]
+
+
+@pytest.mark.parametrize("place", ["#/run/%E0%A4%A", "#/run/"])
+async def test_an_address_that_names_nothing_is_explained(visit: Visit, place: str) -> None:
+    await visit.enter(place)
+    await visit.see(".empty", "It is not there")
+
+
+@pytest.mark.parametrize("place", ["#/", "#/run/one", "#/workers"])
+@pytest.mark.parametrize("asked", ["overview", "page"])
+async def test_a_page_that_found_no_store_comes_back_by_itself(
+    visit: Visit, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, place: str, asked: str
+) -> None:
+    await store.create(created("one", state="waiting"))
+    page = await visit.enter("#/charts")
+    await visit.see(".empty, figure", "start")
+
+    async def away(*args: object, **options: object) -> Any:
+        raise StoreUnavailableError("tested", "the connection is lost")
+
+    with monkeypatch.context() as patched:
+        for name in ("find", "load", "owners", "count"):
+            patched.setattr(store, name, away)
+        await visit.go(place)
+        if asked == "overview":
+            await page.reload()
+        await visit.see(".empty.bad", "the connection is lost")
+        await visit.see("#link", "not connected")
+    await visit.see("main", "No process is registered" if place == "#/workers" else "one")
+    await page.locator(".empty.bad").wait_for(state="detached")
+    visit.trouble = [line for line in visit.trouble if "503" not in line]
 
 
 async def test_workers_and_charts_have_their_pages(visit: Visit, store: CheckpointStore) -> None:

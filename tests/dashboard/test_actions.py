@@ -17,6 +17,7 @@ from longrun import (
     StepRegistry,
     StoreUnavailableError,
     WaitFor,
+    codec,
 )
 from longrun.dashboard import DashboardApp
 from longrun.dashboard.actions import body_of
@@ -77,6 +78,18 @@ async def test_a_signal_carries_its_json_to_the_step(browser: Browser, executor:
     answer = await browser.post("/api/executions/ask/signal", {"name": "go", "payload": {"yes": [1, None]}})
     assert answer.status == 200
     assert (await run.result())["signal"] == {"yes": [1, None]}
+
+
+async def test_a_number_of_many_digits_arrives_as_it_was_sent(browser: Browser, store: CheckpointStore) -> None:
+    await store.create(created("one", state="waiting"))
+    wrote = {"x-longrun": "1"}
+    order = 123456789012345678901234567890
+    sent = b'{"name": "go", "payload": {"order": %d}}' % order
+    assert (await browser.ask("POST", "/api/executions/one/signal", body=sent, headers=wrote)).status == 200
+    assert codec.decode((await store.load("one")).messages[0].payload or b"") == {"order": order}
+    state = b'{"checkpoint": 1, "new_id": "two", "state": {"order": %d}}' % order
+    assert (await browser.ask("POST", "/api/executions/one/fork", body=state, headers=wrote)).status == 200
+    assert codec.decode((await store.load("two")).boundary.data or b"") == {"order": order}
 
 
 async def test_a_failed_execution_is_retried_with_another_state(browser: Browser, executor: Executor) -> None:
@@ -199,11 +212,37 @@ async def test_everything_a_filter_matches_is_changed_page_by_page(
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"ids": ["a"] * 201}, {"ids": ["a"], "filter": ""}, {"ids": ["../x"]}, {"ids": "a"}]
+    "body",
+    [
+        {},
+        {"ids": ["a"] * 201},
+        {"ids": ["a"], "filter": "state=waiting"},
+        {"ids": ["../x"]},
+        {"ids": "a"},
+        {"filter": ""},
+        {"filter": "wokflow=nothing-like-this"},
+        {"filter": "state=waiting&wokflow=nothing-like-this"},
+        {"filter": "workflow=&sort=created&limit=5&counts=0"},
+        {"filter": "state=waiting", "all": True},
+        {"ids": ["a"], "all": True},
+        {"all": False},
+        {"all": 1},
+    ],
 )
-async def test_a_bulk_request_says_exactly_whom_it_means(browser: Browser, body: dict[str, Any]) -> None:
+async def test_a_bulk_request_says_exactly_whom_it_means(
+    browser: Browser, store: CheckpointStore, body: dict[str, Any]
+) -> None:
+    await store.create(created("a", state="waiting"))
     assert (await browser.post("/api/bulk/cancel", body)).status == 400
     assert (await browser.post("/api/bulk/retry", body)).status == 404
+    assert (await store.load("a")).head.state == "waiting"
+
+
+async def test_everything_there_is_must_be_asked_for_by_that_name(browser: Browser, store: CheckpointStore) -> None:
+    for id in ("a", "b"):
+        await store.create(created(id, state="waiting"))
+    assert (await browser.post("/api/bulk/pause", {"all": True})).json()["done"] == 2
+    assert (await store.count())[ExecutionState.PAUSED] == 2
 
 
 async def test_looking_makes_no_owner(app: DashboardApp, browser: Browser, store: CheckpointStore) -> None:

@@ -129,6 +129,9 @@ async def test_a_row_is_a_summary_of_the_command_line_without_error_or_state(
         "after=1",
         "sort=created&after=x",
         "text=" + "x" * 301,
+        "wokflow=import",
+        "meta=i=5",
+        "State=failed",
     ],
 )
 async def test_a_filter_that_will_not_do_is_refused_with_a_sentence(browser: Browser, query: str) -> None:

@@ -189,6 +189,29 @@ def signal_taken_without_its_move() -> None:
     replace("longrun.book", "Book.commit", make)
 
 
+@bug(
+    "signal-read-before-it-was-taken",
+    "tests/test_signals.py::test_a_signal_that_was_read_before_it_was_taken_is_not_taken_again",
+)
+def signal_read_before_it_was_taken() -> None:
+    """A signal is given to a second wait by whoever had read the queue before the first one took it."""
+
+    def make(consume: Function) -> Function:
+        return lambda self, signal: self.pop(signal.id, None)
+
+    replace("longrun.inbox", "Inbox.consume", make)
+
+
+@bug("signal-before-a-pause", "tests/test_signals.py::test_a_pause_comes_before_a_signal_that_has_come_already")
+def signal_before_a_pause() -> None:
+    """A wait whose signal is here already ends, whatever else the execution was asked to do."""
+
+    def make(here: Function) -> Function:
+        return lambda self, value: self.inbox.signal(getattr(value, "signal", None))
+
+    replace("longrun.runner", "Runner._signal_here", make)
+
+
 @bug("parked-due-lost", "tests/test_flow.py::test_sleep_parks_until_its_moment")
 def parked_due_lost() -> None:
     """A sleep is stored without the moment at which it ends."""

@@ -27,11 +27,24 @@ async function ask(path, options) {
   return answer;
 }
 
+// Text that is JSON already: it is sent letter by letter, since a number may have more digits than JavaScript keeps.
+export class RawJson {
+  constructor(text) {
+    JSON.parse(text);
+    this.text = text;
+  }
+}
+
+function toJson(body) {
+  const given = Object.entries(body).filter(([, value]) => value !== undefined);
+  return `{${given.map(([name, value]) => `${JSON.stringify(name)}:${value instanceof RawJson ? value.text : JSON.stringify(value)}`).join(",")}}`;
+}
+
 export const get = (path, signal) => ask(path, { signal });
 export const post = (path, body) => ask(path, {
   method: "POST",
   headers: { "Content-Type": "application/json", "X-Longrun": "1" },
-  body: JSON.stringify(body || {}),
+  body: toJson(body || {}),
 });
 export const execution = (id, rest = "") => `api/executions/${encodeURIComponent(id)}${rest}`;
 
@@ -44,6 +57,32 @@ export function linkState(kind, text) {
 
 const FIRST_DELAY = 1000;
 const LAST_DELAY = 8000;
+
+// Asks again by itself, ever more rarely, while the trouble is one that passes. Nothing is asked while nobody looks.
+export class Patience {
+  constructor(again) {
+    this.again = again;
+    this.delay = FIRST_DELAY;
+  }
+
+  after(error) {
+    this.stop();
+    if (error.status !== 0 && !(error.status >= 500)) return;
+    linkState("bad", "not connected");
+    this.timer = setTimeout(() => (document.hidden ? this.after(error) : this.again()), this.delay);
+    this.delay = Math.min(LAST_DELAY, this.delay * 1.6);
+  }
+
+  stop() {
+    clearTimeout(this.timer);
+  }
+
+  // It was answered: the next trouble is a new one.
+  end() {
+    this.stop();
+    this.delay = FIRST_DELAY;
+  }
+}
 
 // A stream of events that closes while nobody looks and opens again by itself, also after the server was restarted.
 export class Live {

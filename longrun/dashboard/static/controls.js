@@ -1,6 +1,6 @@
 // What can be done to an execution, asked for in a dialog and confirmed.
 
-import { execution, post } from "./api.js";
+import { execution, post, RawJson } from "./api.js";
 import { h, number, toast } from "./dom.js";
 
 // A dialog with fields; resolves to their values, or to null when it is left.
@@ -43,7 +43,7 @@ function jsonField(name, title, value = "") {
   return { name, title, element, read: () => {
     if (!element.value.trim()) return undefined;
     try {
-      return JSON.parse(element.value);
+      return new RawJson(element.value);
     } catch (error) {
       throw new Error(`${title} is no JSON: ${error.message}`);
     }
@@ -104,7 +104,7 @@ export async function bulk(verb, target, count) {
     "Those whose state forbids it are left as they are.", verb === "cancel" ? [textField("reason", "Reason (optional)")] : [], `${verb[0].toUpperCase()}${verb.slice(1)} ${number(count)}`, verb === "cancel");
   if (!given) return false;
   let done = 0, refused = 0, after;
-  const pages = target.ids ? chunks(target.ids, 200).map((ids) => ({ ids })) : [{ filter: target.filter }];
+  const pages = target.ids ? chunks(target.ids, 200).map((ids) => ({ ids })) : [target];
   try {
     for (const page of pages) {
       do {

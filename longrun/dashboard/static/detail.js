@@ -1,8 +1,8 @@
 // One execution: how far it is, what it would resume with, its timeline, its states, and what can be done with it.
 
-import { execution, get, Live } from "./api.js";
+import { execution, get, Live, Patience } from "./api.js";
 import { can, verbs } from "./controls.js";
-import { aside, badge, bytes, clock, duration, FINISHED, h, moment, number, pace, patch, problem, seconds } from "./dom.js";
+import { aside, badge, bytes, clock, duration, FINISHED, h, moment, number, pace, patch, problem, seconds, showProblem } from "./dom.js";
 import { bar, nameCell, progressCell, stepText } from "./list.js";
 import { Timeline } from "./timeline.js";
 
@@ -19,16 +19,23 @@ class Detail {
     this.id = id;
     this.control = overview.control;
     this.timeline = new Timeline(id, (row) => this.openRow(row));
+    this.patience = new Patience(() => this.load());
     this.load();
   }
 
   close() {
     this.closed = true;
+    this.patience.stop();
+    this.leave();
+  }
+
+  leave() {
     clearInterval(this.growing);
     this.live?.close();
   }
 
   async load() {
+    this.patience.stop();
     try {
       const first = await get(execution(this.id));
       if (this.closed) return;
@@ -37,13 +44,17 @@ class Detail {
       this.timeline.inFlight = first.in_flight;
       await this.timeline.load();
       if (this.closed) return;
+      this.patience.end();
       this.watch();
     } catch (error) {
-      if (!this.closed) this.root.replaceChildren(problem(error, () => this.load()));
+      if (this.closed) return;
+      showProblem(this.root, error, () => this.load());
+      this.patience.after(error);
     }
   }
 
   watch() {
+    this.leave();
     const address = () => `api/live/executions/${encodeURIComponent(this.id)}?after=${this.timeline.lastSeq || 0}`;
     this.live = new Live(address, (answer) => {
       this.trouble.replaceChildren();

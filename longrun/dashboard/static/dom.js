@@ -126,6 +126,14 @@ export function toast(text, kind = "info") {
   setTimeout(() => note.remove(), kind === "bad" ? 9000 : 4500);
 }
 
+// The same trouble once more leaves what is shown as it is: a press on its button is not lost.
+export function showProblem(place, error, again) {
+  if (place.firstChild?.dataset?.said === error.message) return;
+  const shown = problem(error, again);
+  shown.dataset.said = error.message;
+  place.replaceChildren(shown);
+}
+
 export function problem(error, again) {
   return h("div", { class: "empty bad", role: "alert" },
     h("h2", null, error.status === 404 ? "It is not there" : error.status === 401 ? "The token is missing" : "That did not work"),

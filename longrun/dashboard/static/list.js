@@ -1,8 +1,8 @@
 // Many executions: filters, counts, order, pages, and what can be done with several at once.
 
-import { get, Live } from "./api.js";
+import { get, Live, Patience } from "./api.js";
 import { bulk } from "./controls.js";
-import { aside, badge, clock, duration, FINISHED, h, keyed, number, patch, problem, seconds, STATES, write } from "./dom.js";
+import { aside, badge, clock, duration, FINISHED, h, keyed, number, patch, seconds, showProblem, STATES, write } from "./dom.js";
 
 const TIMES = [["", "any time"], ["3600", "last hour"], ["86400", "last 24 hours"], ["604800", "last 7 days"], ["custom", "between…"]];
 const COLUMNS = [
@@ -10,6 +10,7 @@ const COLUMNS = [
   ["created", "Started", "started"], ["duration", "Took", "took"], ["updated", "Last write", "updated"],
 ];
 const BULK = ["pause", "resume", "cancel"];
+const SHAPE = ["sort", "limit", "after", "counts"]; // how executions are shown, and not which
 
 export function list(root, { params, overview }) {
   const view = new List(root, params, overview);
@@ -24,6 +25,7 @@ class List {
     this.control = overview.control;
     this.selected = new Set();
     this.trail = []; // where the pages before this one began
+    this.patience = new Patience(() => this.load());
     this.build();
     this.load();
   }
@@ -31,7 +33,12 @@ class List {
   close() {
     this.closed = true;
     clearTimeout(this.typing);
+    this.patience.stop();
     this.live?.close();
+  }
+
+  filtered() {
+    return [...this.params].some(([name, value]) => value && !SHAPE.includes(name));
   }
 
   query() {
@@ -58,6 +65,7 @@ class List {
 
   async load() {
     this.live?.close();
+    this.patience.stop();
     this.table.setAttribute("aria-busy", "true");
     const asked = this.query().toString();
     const turn = (this.turn = {}); // whoever asks later is answered alone
@@ -65,16 +73,19 @@ class List {
       // Counting what holds a text takes a while in a large store: the page does not wait for it.
       const answer = await get(`api/executions?${asked}${this.params.has("text") ? "&counts=0" : ""}`);
       if (this.closed || turn !== this.turn) return;
+      this.patience.end();
       this.show(answer);
       this.live = new Live(() => `api/live/executions?${asked}`, (data) => this.show(data), (error) => this.fail(error));
     } catch (error) {
-      if (!this.closed && turn === this.turn) this.fail(error);
+      if (this.closed || turn !== this.turn) return;
+      this.fail(error);
+      this.patience.after(error);
     }
   }
 
   fail(error) {
     this.table.removeAttribute("aria-busy");
-    this.trouble.replaceChildren(problem(error, () => this.load()));
+    showProblem(this.trouble, error, () => this.load());
   }
 
   // What can be pressed is made once and changed in place: a press on something that is replaced before the button of
@@ -145,8 +156,7 @@ class List {
     this.showCounts(answer.counts);
     patch(this.head, [this.params.get("sort"), this.control], () => this.headers());
     keyed(this.body, answer.executions, (one) => one.id, () => this.row(), (row, one) => this.fill(row, one));
-    const filtered = [...this.params.keys()].some((name) => !["sort", "after"].includes(name));
-    if (!answer.executions.length) this.trouble.replaceChildren(this.empty(filtered));
+    if (!answer.executions.length) this.trouble.replaceChildren(this.empty(this.filtered()));
     this.table.hidden = !answer.executions.length;
     this.showActions();
     this.showPages(answer);
@@ -239,7 +249,7 @@ class List {
 
   async bulk(verb) {
     const ids = [...this.selected];
-    const target = ids.length ? { ids } : { filter: this.query().toString() };
+    const target = ids.length ? { ids } : this.filtered() ? { filter: this.query().toString() } : { all: true };
     if (await bulk(verb, target, ids.length || this.answer.total)) this.selected.clear();
     this.load();
   }

@@ -1,7 +1,7 @@
 // The processes that may run executions, and how old their leases are.
 
-import { get, Live } from "./api.js";
-import { duration, h, keyed, number, patch, problem } from "./dom.js";
+import { get, Live, Patience } from "./api.js";
+import { duration, h, keyed, number, patch, showProblem } from "./dom.js";
 
 const STATUS = { alive: ["✓", "completed"], expired: ["!", "paused"], dead: ["✗", "failed"] };
 
@@ -9,9 +9,10 @@ export function workers(root) {
   let live = null, closed = false;
   const body = h("tbody");
   const empty = h("div");
+  const trouble = h("div");
   const table = h("table", { class: "runs workers", hidden: true },
     h("thead", null, h("tr", null, ["Status", "Worker", "Lease", "Executions", "Queues", "Workflows"].map((title) => h("th", { scope: "col" }, title)))), body);
-  root.replaceChildren(h("h1", null, "Workers"), empty, h("div", { class: "scroll" }, table));
+  root.replaceChildren(h("h1", null, "Workers"), trouble, empty, h("div", { class: "scroll" }, table));
 
   const row = () => h("tr", null, ["state", "name", "lease", "count", "queues", "flows"].map((name) => h("td", { class: name })));
   const fill = (line, one) => {
@@ -25,19 +26,27 @@ export function workers(root) {
     patch(cell("flows"), one.workflows, () => one.workflows.join(", ") || "–");
   };
   const show = (answer) => {
+    trouble.replaceChildren();
     table.hidden = !answer.workers.length;
     keyed(body, answer.workers, (one) => one.id, row, fill);
     patch(empty, Boolean(answer.workers.length), (some) => (some ? [] : h("div", { class: "empty" }, h("h2", null, "No process is registered"), h("p", null, "A worker appears here as soon as it starts:"), h("pre", null, "longrun worker app:registry"))));
   };
-  const fail = (error) => !closed && empty.replaceChildren(problem(error, load));
+  const fail = (error) => closed || showProblem(trouble, error, load);
+  const patience = new Patience(load);
   async function load() {
+    patience.stop();
     try {
       show(await get("api/workers"));
-      if (!closed) live = new Live(() => "api/live/workers", show, fail);
+      if (closed) return;
+      patience.end();
+      live?.close();
+      live = new Live(() => "api/live/workers", show, fail);
     } catch (error) {
+      if (closed) return;
       fail(error);
+      patience.after(error);
     }
   }
   load();
-  return () => { closed = true; live?.close(); };
+  return () => { closed = true; patience.stop(); live?.close(); };
 }

@@ -208,6 +208,13 @@ def read_boundaries(connection: sqlite3.Connection, id: str, after: int, limit: 
             yield rows.boundary_from(pack.boundary_values(seq, numbers, words, names))
 
 
+def read_head(connection: sqlite3.Connection, id: str) -> Head | None:
+    """None if there is none, or it is damaged."""
+    key = connection.execute(sql.LOAD_KEY, (id,)).fetchone()
+    found = [one for _, one in map(_unpacked, connection.execute(sql.LOAD_HEADS, (json.dumps(key or []),)))]
+    return rows.head_from(found[0].parts.head) if found and not found[0].raw else None
+
+
 def read_messages(connection: sqlite3.Connection, id: str) -> list[Message]:
     key = connection.execute(sql.LOAD_KEY, (id,)).fetchone()
     found = connection.execute(sql.LOAD_MESSAGES, (json.dumps(key or []),)).fetchall()
