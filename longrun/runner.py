@@ -20,7 +20,7 @@ from longrun.course import Course
 from longrun.errors import CodecError, LeaseLostError, LongrunError, RegistrationError, StepError, UnknownStepError
 from longrun.events import EventType
 from longrun.fitness import reason_of
-from longrun.inbox import Inbox, by_word, stored_numbers
+from longrun.inbox import Inbox, by_word
 from longrun.ledger import Ledger
 from longrun.loops import RUNG, Bell
 from longrun.port import StepInfo
@@ -93,7 +93,7 @@ class Runner:
         self.inbox.add(messages)
         orders = orders_in(self.inbox)
         if self._attempt is not None and goes_on_anyway(orders):
-            self._wave_through(orders)
+            self.inbox.wave_through(orders, self.book.take)
         elif orders:
             self.attention = True
             if stops_at_once(self.inbox):
@@ -110,25 +110,9 @@ class Runner:
         """An order is stored that was told before: if that came to nothing meanwhile, so does this."""
         if number in self.inbox.taken and self._attempt is not None:
             self.inbox.add([order])
-            self._wave_through([order])
+            self.inbox.wave_through([order], self.book.take)
         else:
             self.deliver([order])
-
-    def _wave_through(self, orders: list[Message]) -> None:
-        """Take what changes nothing, without troubling the step in flight."""
-        inbox = self.inbox
-        new = [message for message in orders if message.id not in inbox.waved]
-        numbers = frozenset([message.id for message in new])
-        inbox.waved |= numbers
-
-        def taken(error: object) -> None:
-            if error is None:
-                inbox.have_taken(numbers)
-
-        if stored := stored_numbers(new):
-            self.book.take(stored, taken)
-        else:
-            taken(None)
 
     def drain(self) -> None:
         """The executor is leaving: stop at the next point."""
