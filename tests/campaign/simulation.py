@@ -282,7 +282,9 @@ class Ledger:
 class Simulation:
     """One schedule: some workers, some executions, and the course that the seed gives them."""
 
-    shared = False  # as a watcher: `tell` has nobody to tell
+    # As a watcher: `tell` has nobody to tell, and nothing comes between it and the store.
+    shared = False
+    breaks = 0
 
     def __init__(self, seed: int, *, workers: int = 3, faults: int = 6) -> None:
         self.dice = random.Random(seed)
