@@ -50,9 +50,12 @@ class Illness:
         self.well = False
         self.fired: Counter[str] = Counter()
         self._rate = dice.choice(rates)
+        self._calls, self._certain = 0, dice.randrange(1, 20)
+        """The call that fails whatever the dice say: a store that is well by luck shows nothing."""
 
     def strikes(self, call: str) -> bool:
-        if self.well or self.dice.random() >= self._rate:
+        self._calls += 1
+        if self._calls != self._certain and (self.well or self.dice.random() >= self._rate):
             return False
         self.fired[call] += 1
         return True
