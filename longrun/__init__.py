@@ -5,7 +5,7 @@ The map follows the life of an execution; what stands further up mostly uses wha
     define      registry    steps and workflows by name; what a step may return
     start       executor    run many; office: what clients do too; desk, control_room: look and control
     claim       sweep       take up what nobody alive runs; lease and life: who is alive, whose it is
-                gates       take from limited queues; queues: their limits
+                gates       take from limited queues; queues: their limits; fitness: what the code can go on with
     run         runner      one execution, step by step; control: obey pause, resume, cancel, retry
                 attempt     one call of a step; threads, process: where the function is called
                 context     what a step sees; items, branches, ledger: progress inside a step

@@ -114,10 +114,8 @@ async def test_another_visit_starts_another_child():
     assert await run(registry_of(step)) == [("x~1~a", 0), ("x~2~a", 2)]
 
 
-async def test_a_crash_between_start_and_result_finds_the_same_child(store):
-    """The child is taken up as well; it runs once."""
-    reached = anyio.Event()
-    ran = []
+def asks_again(reached: anyio.Event, ran: list[int]) -> StepRegistry:
+    """A parent that waits for its child, is killed when that has ended, and asks for it again."""
 
     async def counted(state):
         ran.append(state)
@@ -134,6 +132,13 @@ async def test_a_crash_between_start_and_result_finds_the_same_child(store):
     registry = registry_of(step)
     registry.register("counted", counted, retry=ONE)
     registry.workflow("counted", ["counted"])
+    return registry
+
+
+async def test_a_crash_between_start_and_result_finds_the_same_child(store):
+    """The child is taken up as well; it runs once."""
+    reached, ran = anyio.Event(), list[int]()
+    registry = asks_again(reached, ran)
     await crash_at(reached, registry, store)
     assert await finish(registry, store) == 42
     assert ran == [21]
@@ -141,24 +146,9 @@ async def test_a_crash_between_start_and_result_finds_the_same_child(store):
 
 async def test_retention_leaves_a_child_that_its_parent_may_ask_for_again(store):
     """Its parent finds it after a crash, however long ago the child ended; both go when the parent has ended."""
-    reached, policy, now = anyio.Event(), RetentionPolicy(max_age=0.0), 1e12
-    ran = []
-
-    async def counted(state):
-        ran.append(state)
-        return state * 2
-
-    async def step(ctx: StepContext, state):
-        child = await ctx.start_child("counted", 21, key="a")
-        await child.result()
-        if not reached.is_set():
-            reached.set()
-            await anyio.sleep_forever()
-        return await child.result()
-
-    registry = registry_of(step)
-    registry.register("counted", counted, retry=ONE)
-    registry.workflow("counted", ["counted"])
+    reached, ran = anyio.Event(), list[int]()
+    policy, now = RetentionPolicy(max_age=0.0), 1e12
+    registry = asks_again(reached, ran)
     await crash_at(reached, registry, store)
     assert await store.gc(policy, now) == 0
     assert await finish(registry, store) == 42
