@@ -307,6 +307,32 @@ def saving(
     return new
 
 
+class Move(Save):
+    """A save that crosses one boundary, from a step to the one that follows at once, and does nothing else. Most writes
+    are of this kind, so it is worth a shorter way: what it cannot have stands in the class. For everybody who does not
+    care it is a `Save`."""
+
+    __slots__ = ("boundary",)
+
+    boundary: Boundary
+    blobs = put = EMPTY
+    clear = False
+    drop = take = drop_blobs = ()
+    steps = None
+    version = "1"
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:  # type: ignore[override]  # never set
+        return (self.boundary,)
+
+
+def moving(id: str, head: Head, boundary: Boundary, keep_from: int | None) -> Move:
+    """A move of all these. Written out, as `copied` is."""
+    new: Move = object.__new__(Move)
+    new.id, new.head, new.boundary, new.keep_from = id, head, boundary, keep_from
+    return new
+
+
 def named(definition: Definition, steps: tuple[str, ...], version: str) -> Definition:
     """The definition of what was submitted by name, once its steps are known."""
     return evolve(definition, steps=steps, total=len(steps), version=version)

@@ -33,12 +33,14 @@ from longrun.stored import (
     Head,
     Loaded,
     Message,
+    Move,
     Owner,
     Query,
     Save,
     Send,
     Stored,
     Write,
+    moving,
 )
 from longrun.stores.base import StoreBackend
 from longrun.stores.readers import Readers, apart
@@ -295,6 +297,9 @@ class CheckpointStore:
 
     def _sealed(self, write: Write) -> Write:
         seal = self._seal
+        if type(write) is Move:
+            boundary = self._sealed_boundary(write.id, write.boundary)
+            return write if boundary is write.boundary else moving(write.id, write.head, boundary, write.keep_from)
         if isinstance(write, Save):
             if self._needs_no_seal(write):
                 return write
