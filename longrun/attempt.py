@@ -161,16 +161,12 @@ class Attempt:
             if self._deadline is not None and self._is_late():
                 return self.cut_short()
             return Outcome(value)
-        except StepInterrupted as error:
-            return self.cut_short() if self._scope.cancel_called else Outcome(error=_interrupted(error))
         except BaseException as error:
-            if self._closed_itself(error):
-                error = raised_itself(error)
-            if as_failure(error) is None and not self._cancelled_itself(error) and not self._cut_with_errors(error):
+            if not self.has_raised(error):
                 raise
-            return self._failed(error)
+            return self.failed(error)
         finally:
-            self._end()
+            self.end()
 
     def _start_clock(self) -> None:
         """The function is called now: the wait for a step thread or a child process before it is not its time."""
@@ -178,10 +174,20 @@ class Attempt:
             self._deadline = time.monotonic() + self.step.timeout
             self._scope.deadline = anyio.current_time() + self.step.timeout
 
-    def _failed(self, error: BaseException) -> Outcome:
-        """Made here, and not where the error was caught: that frame is in its traceback, and with the outcome in a
-        variable of it they would keep each other, and the state, in memory."""
-        return self.cut_short() if self._scope.cancel_called else Outcome(error=as_failure(error))
+    def has_raised(self, error: BaseException) -> bool:
+        """Whether what came out of the function is a failure of this attempt, or its end. If not it goes on upwards."""
+        if isinstance(error, StepInterrupted) or as_failure(error) is not None or self._closed_itself(error):
+            return True
+        return self._cancelled_itself(error) or self._cut_with_errors(error)
+
+    def failed(self, error: BaseException) -> Outcome:
+        """What became of an attempt that `has_raised` this. Not to be put into a variable where the error was caught:
+        that frame is in its traceback, and they would keep each other, and the state, in memory."""
+        if self._scope.cancel_called:
+            return self.cut_short()
+        if isinstance(error, StepInterrupted):
+            return Outcome(error=_interrupted(error))
+        return Outcome(error=raised_itself(error) if self._closed_itself(error) else as_failure(error))
 
     def _cancelled_itself(self, error: BaseException) -> bool:
         """Whether the step, or something that it called, has cancelled the task that it runs in, and nobody else is
@@ -200,7 +206,8 @@ class Attempt:
             return False
         return error.split((Exception, anyio.get_cancelled_exc_class()))[1] is None
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """The function has returned or raised: from now on its context refuses."""
         self._over = "it was stopped" if self.stopped else "it has ended"
         if self._deadline is not None:
             self._scope.deadline = math.inf

@@ -33,8 +33,10 @@ from longrun.stored import (
     Save,
     completed,
     copied,
+    is_passing,
     moved,
     named,
+    passing,
     saving,
     shown_metadata,
 )
@@ -228,6 +230,22 @@ class Book:
         head.revision += 1
         waiter = self._loop.waiter()
         self._push(NOTHING, (), waiter)
+        return waiter
+
+    def pass_on(self, value: Any, annotation: Any) -> Waiter | None:
+        """Cross the boundary to the step that stands behind this one, in the smallest write there is: what to await.
+        None if it takes more than that, or another moment: then nothing has happened."""
+        head, ledger, snapshots = self.head, self._ledger, self._snapshots
+        if not self._each_step or self._unsaved or self._given is not KNOWN or (ledger is not None and ledger.used):
+            return None
+        data = snapshots.small(value, annotation) if is_passing(head) else None
+        if data is None:
+            return None
+        steps, keep_from = self.steps, snapshots.keep_small(head.seq + 1)
+        move = passing(self.id, head, steps[head.step], self._clock.now(), data, len(steps), keep_from)
+        self._value, self._boundary, self.head, self.progress = value, move.boundary, move.head, None
+        waiter = self._loop.waiter()
+        self.outbox.push(move, (), waiter)
         return waiter
 
     async def end(self, boundary: Boundary, snapshot: Snapshot, value: Any, events: tuple[Event, ...]) -> None:

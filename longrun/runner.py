@@ -28,6 +28,7 @@ from longrun.records import ExecutionState, Progress, RetryPolicy
 from longrun.registry import Step, WaitFor
 from longrun.seat import Seat
 from longrun.stored import Head, Loaded, Message, was_waiting
+from longrun.stride import stride
 from longrun.threads import LEFT, leave_behind
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Runner:
         controls_only: bool = False,
         wakes_paused: bool = False,
     ) -> None:
-        self._executor = executor
+        self.crew = executor
         self.book = Book(executor, loaded, value)
         self.id = self.book.id
         self.inbox = Inbox()
@@ -68,11 +69,11 @@ class Runner:
         """Whether the pass at start claimed it: what is paused or blocked goes on without being asked to."""
         self._course = Course(executor, self.book)
         self._damage = loaded.damage
-        self._attempt: Attempt | None = None
+        self.attempt: Attempt | None = None
         """The step in flight, while it can be stopped."""
-        self._running: Attempt | None = None
+        self.running: Attempt | None = None
         """The step in flight, or the last one if it was cut short."""
-        self._scope: anyio.CancelScope
+        self.scope: anyio.CancelScope
         self._cut: tuple[Step, Outcome] | None = None
         self.loop, self.thread = executor.loop, executor.thread
         self._wake = RUNG
@@ -86,13 +87,13 @@ class Runner:
 
     @property
     def _obedience(self) -> Obedience:
-        return Obedience(self._executor, self.book, controls_only=self._controls_only)
+        return Obedience(self.crew, self.book, controls_only=self._controls_only)
 
     def deliver(self, messages: list[Message]) -> None:
         """Messages have come: they are obeyed at the next point, or at once if they say so."""
         self.inbox.add(messages)
         orders = orders_in(self.inbox)
-        if self._attempt is not None and goes_on_anyway(orders):
+        if self.attempt is not None and goes_on_anyway(orders):
             self.inbox.wave_through(orders, self.book.take)
         elif orders:
             self.attention = True
@@ -108,7 +109,7 @@ class Runner:
 
     def told_and_stored(self, number: int, order: Message) -> None:
         """An order is stored that was told before: if that came to nothing meanwhile, so does this."""
-        if number in self.inbox.taken and self._attempt is not None:
+        if number in self.inbox.taken and self.attempt is not None:
             self.inbox.add([order])
             self.inbox.wave_through([order], self.book.take)
         else:
@@ -121,8 +122,8 @@ class Runner:
 
     def interrupt(self) -> None:
         """Stop the step in flight at once."""
-        if self._attempt is not None:
-            self._attempt.interrupt()
+        if self.attempt is not None:
+            self.attempt.interrupt()
         self._wake.set()
 
     def lose(self) -> None:
@@ -133,17 +134,17 @@ class Runner:
 
     def tick(self, beats: bool) -> None:
         """Hand over what was captured and is due, whatever the step is doing; with a beat, show that it lives."""
-        attempt = self._attempt
+        attempt = self.attempt
         if attempt is None:
             return
-        attempt.tick(beats and self._executor.config.durability != "exit")
-        if beats and self._executor.bus.audience:
+        attempt.tick(beats and self.crew.config.durability != "exit")
+        if beats and self.crew.bus.audience:
             data = self._forecast(attempt.progress)
             self.book.tell_if_quiet(EventType.HEARTBEAT, attempt=attempt.info.attempt, data=data)
 
     @property
     def in_step(self) -> bool:
-        return self._attempt is not None
+        return self.attempt is not None
 
     @property
     def result(self) -> Any:
@@ -151,7 +152,7 @@ class Runner:
 
     @property
     def live_progress(self) -> Progress | None:
-        return None if self._attempt is None else self._attempt.progress
+        return None if self.attempt is None else self.attempt.progress
 
     async def obeyed(self, number: int) -> bool:
         """Wait until a message was obeyed; False if this runner does not have it or ends without obeying it."""
@@ -159,7 +160,7 @@ class Runner:
 
     def finish(self) -> None:
         """It runs no more here: tell whoever waits, and let go what only the garbage collector would free."""
-        self._running = None
+        self.running = None
         self.ended.set()
         self.inbox.stir()
 
@@ -174,11 +175,11 @@ class Runner:
                     pass
         except LeaseLostError:
             self.book.emit(EventType.LEASE_LOST)
-            self._executor.log.warning("execution.lease_lost", execution=self.id, fence=self.head.fence)
+            self.crew.log.warning("execution.lease_lost", execution=self.id, fence=self.head.fence)
         except Exception:
             raise
         except BaseException:  # cancelled from outside, or Ctrl-C came while this task ran
-            if self._executor.alive:
+            if self.crew.alive:
                 await self._give_back()
             raise
         finally:
@@ -190,7 +191,7 @@ class Runner:
             try:
                 await self._obedience.release()
             except LongrunError as error:
-                self._executor.log.warning("execution.not_released", execution=self.id, problem=str(error))
+                self.crew.log.warning("execution.not_released", execution=self.id, problem=str(error))
 
     async def _take_up(self) -> bool:
         """Bring a claimed execution into `running`; False if it stays where it is."""
@@ -199,12 +200,12 @@ class Runner:
         if not await self._follow_orders():
             return False
         head = self.head
-        if head.state.finished or self._controls_only or self._executor.draining:
+        if head.state.finished or self._controls_only or self.crew.draining:
             await self._obedience.release()
             return False
         if head.state in (State.PAUSED, State.BLOCKED) and (head.hold or not self._wakes_paused):
             return await self._leave_stopped()
-        if head.crashes >= self._executor.config.max_crashes:
+        if head.crashes >= self.crew.config.max_crashes:
             await self._obedience.block(f"its process died {head.crashes} times without progress; resume frees it")
             return False
         if head.state is State.WAITING or was_waiting(head):
@@ -221,7 +222,7 @@ class Runner:
 
     async def _leave_stopped(self) -> bool:
         """Claimed to be controlled, and nothing says that it shall run: it stays as it was."""
-        if self.head.state is State.BLOCKED or not self._executor.keeps_paused:
+        if self.head.state is State.BLOCKED or not self.crew.keeps_paused:
             await self._obedience.release()
         return False
 
@@ -229,13 +230,17 @@ class Runner:
         """Step after step under one cancel scope, since entering one for each would cost as much as the step. A step
         that was cut short has used the scope up: what follows from that is done outside it. False: nothing more."""
         self._cut = None
-        with self.loop.scope() as self._scope:
-            while more := await self._turn():
+        with self.loop.scope() as self.scope:
+            while True:
+                ended = await stride(self)
+                more = await (self._turn() if ended is None else self._concluded(*ended))
+                if not more:
+                    break
                 if more is not True and (error := await more) is not None:
                     raise error
             if self._cut is None:
                 return False
-        attempt = self._running
+        attempt = self.running
         assert attempt is not None
         if self._cut is None:  # cancelled, and the cancellation came all the way up
             self._cut = attempt.step, attempt.cut_short()
@@ -249,7 +254,7 @@ class Runner:
     async def _turn(self) -> Awaitable[Any] | bool:
         """One step, or one point to obey. False when there is nothing more to do here, or in this stretch; otherwise
         True, or what is to be awaited before the next."""
-        step = self._at_hand() or await self._make_way()
+        step = await self._make_way()
         if not isinstance(step, Step):
             return step
         book = self.book
@@ -260,25 +265,22 @@ class Runner:
             return False
         attempt = self._begin(step)
         try:
-            outcome = await attempt.run(self._executor.engine(step), state)
+            outcome = await attempt.run(self.crew.engine(step), state)
         finally:
-            self._attempt = None
+            self.attempt = None
             if attempt.used:
                 book.progress = attempt.progress
-        if (attempt.stopped or step.timeout is not None) and self._scope.cancel_called:
+        return await self._concluded(attempt, outcome)
+
+    async def _concluded(self, attempt: Attempt, outcome: Outcome) -> Awaitable[Any] | bool:
+        """What follows from the end of a step."""
+        step = attempt.step
+        if (attempt.stopped or step.timeout is not None) and self.scope.cancel_called:
             self._cut = step, outcome
             return False
-        self._running = None
+        self.running = None
         self._conclude(attempt)
         return self._moved(step, outcome) or await self._after(step, outcome)
-
-    def _at_hand(self) -> Step | None:
-        """The next step, if nothing stands in its way, which is the rule."""
-        book, executor, place = self.book, self._executor, self.seat.place
-        head, steps = book.head, book.steps
-        if self.attention or head.attempt or place is None or not place.granted or LEFT:
-            return None
-        return executor.registry.by_name.get(steps[head.step]) if head.step < len(steps) else None
 
     async def _make_way(self) -> Step | bool:
         """The next step, after everything that comes before it; True to look again, False if there is nothing more."""
@@ -287,7 +289,7 @@ class Runner:
         head, book = self.head, self.book
         if head.step >= len(book.steps):
             return await self._end()
-        step = self._executor.registry.get(book.steps[head.step])
+        step = self.crew.registry.get(book.steps[head.step])
         if step is None:
             await self._obedience.block(reason_of(UnknownStepError(book.steps[head.step])))
             return False
@@ -305,7 +307,7 @@ class Runner:
             raise self.book.outbox.lost
         if not await self._follow_orders():
             return False
-        if self._executor.draining:
+        if self.crew.draining:
             await self._obedience.release()
             return False
         return True
@@ -328,7 +330,7 @@ class Runner:
     async def linger(self, seconds: float) -> None:
         """Wait for so long, or until something happens."""
         self._wake = Bell()
-        await self._executor.clock.wait(self._wake, seconds)
+        await self.crew.clock.wait(self._wake, seconds)
 
     def nudge(self) -> None:
         self._wake.set()
@@ -336,9 +338,9 @@ class Runner:
     # a step
 
     def _begin(self, step: Step) -> Attempt:
-        attempt = Attempt(self, step, self._scope, self._executor.threads)
-        self._attempt = self._running = attempt
-        if self._executor.bus.active:
+        attempt = Attempt(self, step, self.scope, self.crew.threads)
+        self.attempt = self.running = attempt
+        if self.crew.bus.active:
             self.book.tell_in_order(EventType.STEP_STARTED, attempt=self.head.attempt + 1)
         if (self.inbox and stops_at_once(self.inbox)) or self.book.outbox.lost is not None:
             attempt.interrupt()
@@ -399,7 +401,7 @@ class Runner:
     async def _back_off(self, step: Step, due: float) -> bool:
         """Wait for the next attempt's time, in nobody's place; False if something has to be obeyed first. A clock that
         was set back meanwhile does not make it longer than the policy says."""
-        clock = self._executor.clock
+        clock = self.crew.clock
         end = clock.monotonic() + (step.retry or DELAYS).delay(self.head.attempt)
         while (left := min(due - clock.now(), end - clock.monotonic())) > 0:
             if self.attention:
@@ -433,13 +435,13 @@ class Runner:
         of its queue says who goes on when."""
         if not isinstance(value, WaitFor) or self.attention or orders_in(self.inbox):
             return None
-        limited = self._executor.sweeper.gates.limits(self.book.definition.queue)
+        limited = self.crew.sweeper.gates.limits(self.book.definition.queue)
         return None if limited else self.inbox.signal(value.signal)
 
     async def _rest(self) -> bool:
         """Nothing to do before its time or its signal. It is given back; but while signals for later wait for it, they
         would wake it again at once, so then it stays here, a line in an index."""
-        await self._course.rest(here=bool(self.inbox) and not self._executor.draining)
+        await self._course.rest(here=bool(self.inbox) and not self.crew.draining)
         return False
 
     # what an attempt needs
@@ -447,7 +449,7 @@ class Runner:
     def stop_here(self) -> bool:
         orders = orders_in(self.inbox)
         asked = bool(orders) and not goes_on_anyway(orders)
-        return asked or self._executor.draining or self.book.outbox.lost is not None
+        return asked or self.crew.draining or self.book.outbox.lost is not None
 
     @property
     def in_its_task(self) -> bool:
@@ -455,7 +457,7 @@ class Runner:
 
     @property
     def goes_on(self) -> bool:
-        return self._executor.tasks_go_on
+        return self.crew.tasks_go_on
 
     @property
     def ledger(self) -> Ledger:
@@ -474,24 +476,24 @@ class Runner:
         await self.book.save_progress()
 
     def _note_progress(self) -> None:
-        if self._attempt is not None:
-            self.book.progress = self._attempt.progress
+        if self.attempt is not None:
+            self.book.progress = self.attempt.progress
 
     def show_progress(self, progress: Progress) -> None:
-        if self._executor.bus.audience:
+        if self.crew.bus.audience:
             self.book.tell_if_quiet(EventType.PROGRESS, data=self._forecast(progress))
 
     def _forecast(self, progress: Progress | None) -> dict[str, Any]:
-        return self._executor.forecaster.tell(self.book.definition, self.head, progress, self._executor.spawn)
+        return self.crew.forecaster.tell(self.book.definition, self.head, progress, self.crew.spawn)
 
     def shutdown_left(self) -> float | None:
-        return self._executor.shutdown_left()
+        return self.crew.shutdown_left()
 
     async def start_child(self, workflow: Any, state: Any, key: str) -> ExecutionHandle:
         if self.stop_here():  # what would only be started to be stopped again
             self.interrupt()
             await anyio.lowlevel.checkpoint()
-        return await self._executor.start_child(self, workflow, state, key)
+        return await self.crew.start_child(self, workflow, state, key)
 
     def _now(self) -> float:
-        return self._executor.clock.now()
+        return self.crew.clock.now()

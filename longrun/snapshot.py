@@ -71,6 +71,20 @@ class Snapshots:
                 return Snapshot(data, (), EMPTY, size)
         return self._split(tree, seq, path) if type(tree) is dict else self._whole(tree, path)
 
+    def small(self, value: Any, annotation: Any) -> bytes | None:
+        """The text of a state that is encoded in no time; None if `take` has to look at it, or there are blobs."""
+        if self._parts or self._blobs_of:
+            return None
+        data = codec.encode_flat(value, annotation)
+        return None if data is None or len(data) > WHOLE_LIMIT else data
+
+    def keep_small(self, seq: int) -> int | None:
+        """As `keep`, for one boundary with a state that was `small`."""
+        kept = self._kept
+        kept.append(seq)
+        surplus = len(kept) - self._history
+        return None if surplus < self._slack else self.let_go(surplus)[0]
+
     def _whole(self, tree: Any, path: str) -> Snapshot:
         data = codec.dumps(tree)
         self._check(path, len(data))

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import astuple, define, evolve, field, frozen
 
 from longrun.records import ExecutionState
 
@@ -150,6 +150,38 @@ def moved(head: Head, boundary: Boundary, progress: float) -> Head:
     new.attempt = new.crashes = new.done = 0
     new.woken, new.progress = False, progress
     return new
+
+
+class Passing(Head):
+    """The head of an execution on its way from step to step: it runs, nothing has failed, nothing is waited for. There
+    is one for every step, so what it cannot have stands in the class. For everybody who does not care it is a `Head`,
+    equal to one that says the same; a copy to be changed (`copied`, `attrs.evolve`) is a plain one."""
+
+    __slots__ = ()
+
+    state = ExecutionState.RUNNING
+    attempt = crashes = done = 0
+    ended = due = signal = error = reason = of = note = None
+    woken = hold = False
+
+    def __new__(cls, **fields: Any) -> Head:  # type: ignore[misc]  # of the class that can have all of them
+        return Head(**fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Head) and astuple(copied(self)) == astuple(copied(other))
+
+    __hash__ = Head.__hash__
+
+
+def is_passing(head: Head) -> bool:
+    """Whether the head behind the next boundary can be a `Passing` one."""
+    return type(head) is Passing or (
+        head.state is ExecutionState.RUNNING
+        and head.ended is None
+        and head.signal is None
+        and head.reason is None
+        and not head.hold
+    )
 
 
 def completed(head: Head, boundary: Boundary, revision: int) -> Head:
@@ -331,6 +363,25 @@ def moving(id: str, head: Head, boundary: Boundary, keep_from: int | None) -> Mo
     new: Move = object.__new__(Move)
     new.id, new.head, new.boundary, new.keep_from = id, head, boundary, keep_from
     return new
+
+
+def passing(id: str, head: Head, name: str, ended: float, data: bytes, total: int, keep_from: int | None) -> Move:
+    """The move from the step in flight, which has ended, to the one behind it, for a head that `is_passing`. As
+    `crossed`, `moved` and `moving` would make it, in one."""
+    boundary: Boundary = object.__new__(Boundary)
+    after: Passing = object.__new__(Passing)
+    move: Move = object.__new__(Move)
+    boundary.kind, boundary.name, boundary.step, boundary.attempts = "step", name, head.step, head.attempt + 1
+    boundary.seq = after.seq = head.seq + 1
+    boundary.next = after.step = to = head.step + 1
+    boundary.visit = after.visit = head.visit + 1
+    boundary.iteration = after.iteration = 0
+    boundary.started, boundary.error = head.started, None
+    boundary.ended = after.started = after.updated = ended
+    boundary.data, boundary.blobs, boundary.size = data, (), len(data)
+    after.fence, after.owner, after.revision, after.progress = head.fence, head.owner, head.revision + 1, to / total
+    move.id, move.head, move.boundary, move.keep_from = id, after, boundary, keep_from
+    return move
 
 
 def named(definition: Definition, steps: tuple[str, ...], version: str) -> Definition:

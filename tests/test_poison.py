@@ -205,6 +205,7 @@ PROGRAM = """
 
     @registry.step
     async def wait(state: dict) -> dict:
+        await all_started.wait()
         await anyio.sleep(0.05)
         return state
 
@@ -221,10 +222,13 @@ PROGRAM = """
     registry.workflow("good", [good, good])
 
     async def main() -> None:
+        global all_started
+        all_started = anyio.Event()
         async with Executor(registry, store="file:kept", config=ExecutorConfig(max_crashes=3)) as executor:
             if not await executor.list():
                 for id, workflow in (("b", "bad"), ("g", "good"), ("h", "good")):
                     await executor.start(workflow, {}, id=id)
+            all_started.set()
             await executor.wait_idle()
             print(sorted((one.id, one.state.value) for one in await executor.list()))
 

@@ -43,6 +43,8 @@ SMALL = 8192
 _orjson: ModuleType | None = orjson
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,3}")
 _AS_IT_IS = frozenset({str, bool, NoneType})
+_FLAT = frozenset({*_AS_IT_IS, int})
+_NAMES = frozenset({str})
 _BUILTINS = (bool, int, float, str, bytes, dict, list, tuple, set, frozenset, datetime, date, time, timedelta, UUID)
 _KNOWN = "datetime, date, time, timedelta, UUID, Decimal, bytes, set, frozenset, tuple and Path"
 
@@ -96,6 +98,20 @@ def dumps(tree: Json) -> bytes:
             return _dumps_standard(tree)
         return b"%b" % text if len(text) < SMALL else text
     return _dumps_standard(tree)
+
+
+def dumps_flat(value: Any) -> bytes | None:
+    """The text of a dict of texts, whole numbers, truth values and None by names; None if it is anything else, or the
+    standard library has to write it."""
+    if _orjson is None or type(value) is not dict or TAG in value:
+        return None
+    if not _FLAT.issuperset(map(type, value.values())) or not _NAMES.issuperset(map(type, value)):
+        return None
+    try:
+        text: bytes = _orjson.dumps(value)
+    except TypeError:  # a lone surrogate, or a number over 64 bit, which has to be tagged
+        return None
+    return b"%b" % text if len(text) < SMALL else text
 
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,60 @@
+"""Run: from step to step, as long as nothing stands in the way.
+
+Place in the life of an execution: run a step, checkpoint. What the runner does in many calls, because anything may
+happen, is done here in few, because nothing does: a step ends with a state, another follows at once, and nobody wants
+anything of the execution. Where steps are small, calls are most of what they cost. All else is left to the runner,
+before a step or after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from longrun.attempt import Attempt, Outcome
+from longrun.errors import CodecError, RegistrationError
+from longrun.registry import Directive
+from longrun.threads import LEFT
+
+if TYPE_CHECKING:
+    from longrun.runner import Runner
+
+
+async def stride(runner: Runner) -> tuple[Attempt, Outcome] | None:
+    """Run steps until one has ended of which there is more to say: that one, and how it ended. None if there is
+    something to do before the next."""
+    book, inbox, seat, crew, scope = runner.book, runner.inbox, runner.seat, runner.crew, runner.scope
+    steps, bus, outbox, by_name = book.steps, crew.bus, book.outbox, crew.registry.by_name
+    last = len(steps) - 1
+    while True:
+        head, place = book.head, seat.place
+        index = head.step
+        if runner.attention or index >= last or head.attempt or place is None or not place.granted:
+            return None
+        step, following = by_name.get(steps[index]), by_name.get(steps[index + 1])
+        if step is None or following is None or step.timeout is not None or bus.active or inbox or LEFT:
+            return None
+        try:
+            state = book.state(step.state_type)
+        except (CodecError, RegistrationError):  # it is read again, and then it is said
+            return None
+        runner.attempt = runner.running = attempt = Attempt(runner, step, scope, crew.threads)
+        try:
+            value = await crew.engine(step).run(attempt, state)
+        except BaseException as error:
+            if not attempt.has_raised(error):
+                raise
+            return attempt, attempt.failed(error)
+        finally:
+            attempt.end()
+            runner.attempt = None
+            if attempt.used:
+                book.progress = attempt.progress
+        del state
+        if attempt.stopped or attempt.left or inbox or outbox.lost is not None or isinstance(value, Directive):
+            return attempt, Outcome(value)
+        durable = book.pass_on(value, following.state_type)
+        if durable is None:
+            return attempt, Outcome(value)
+        runner.running = None
+        if (refused := await durable) is not None:
+            raise refused
