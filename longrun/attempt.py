@@ -111,6 +111,8 @@ class Attempt:
     # Most steps need few of these: what stands here costs nothing until it is set.
     stopped = False
     """Whether somebody has stopped it. Its scope may be cancelled then, or if the step has a time-out."""
+    used = False
+    """Whether its context was asked for: otherwise it has noted nothing, and tells nothing of its progress."""
     left: Leftovers | None = None
     """The step threads that it has left behind, if it was stopped while they ran on; or none, which is false."""
     _over: str | None = None
@@ -139,12 +141,8 @@ class Attempt:
     def ledger(self) -> Ledger:
         if self._ledger is None:
             self._ledger = self._host.ledger
+            self.used = True
         return self._ledger
-
-    @property
-    def used(self) -> bool:
-        """Whether its context was asked for: otherwise it has noted nothing, and tells nothing of its progress."""
-        return self._ledger is not None
 
     @property
     def info(self) -> StepInfo:

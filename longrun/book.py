@@ -30,6 +30,7 @@ from longrun.stored import (
     Definition,
     Head,
     Loaded,
+    Passing,
     Save,
     completed,
     copied,
@@ -232,17 +233,17 @@ class Book:
         self._push(NOTHING, (), waiter)
         return waiter
 
-    def pass_on(self, value: Any, annotation: Any) -> Waiter | None:
-        """Cross the boundary to the step that stands behind this one, in the smallest write there is: what to await.
-        None if it takes more than that, or another moment: then nothing has happened."""
-        head, ledger, snapshots = self.head, self._ledger, self._snapshots
+    def pass_on(self, value: Any) -> Waiter | None:
+        """Cross the boundary to the step that stands behind this one, which takes plain data, in the smallest write
+        there is: what to await. None if it takes more than that: then nothing has happened."""
+        head, ledger, steps = self.head, self._ledger, self.steps
         if not self._each_step or self._unsaved or self._given is not KNOWN or (ledger is not None and ledger.used):
             return None
-        data = snapshots.small(value, annotation) if is_passing(head) else None
-        if data is None:
+        if (type(head) is not Passing and not is_passing(head)) or (
+            taken := self._snapshots.take_flat(value, head.seq + 1)
+        ) is None:
             return None
-        steps, keep_from = self.steps, snapshots.keep_small(head.seq + 1)
-        move = passing(self.id, head, steps[head.step], self._clock.now(), data, len(steps), keep_from)
+        move = passing(self.id, head, steps[head.step], self._clock.now(), taken[0], len(steps), taken[1])
         self._value, self._boundary, self.head, self.progress = value, move.boundary, move.head, None
         waiter = self._loop.waiter()
         self.outbox.push(move, (), waiter)

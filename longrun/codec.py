@@ -21,7 +21,7 @@ from longrun.encoding import plain
 from longrun.encoding.annotations import compile_annotation
 from longrun.encoding.classes import PerhapsForm
 from longrun.encoding.forms import MAX_TYPED_DEPTH, Form, Mismatch, PlainForm, Unfit, depth, is_recursive
-from longrun.encoding.plain import MAX_DEPTH, Damaged, Json, Refused, dumps, has_fields, loads
+from longrun.encoding.plain import MAX_DEPTH, Damaged, Json, Refused, dumps, dumps_flat, has_fields, loads
 from longrun.errors import CorruptDataError, NotStorableError, StateMismatchError, TooLargeError
 
 __all__ = [
@@ -30,9 +30,10 @@ __all__ = [
     "check_annotation",
     "decode",
     "dumps",
+    "dumps_flat",
     "encode",
-    "encode_flat",
     "has_fields",
+    "is_plain",
     "loads",
     "perhaps",
     "structure",
@@ -64,15 +65,17 @@ def encode(value: Any, annotation: Any = Any, *, path: str = "state", limit: int
     return data
 
 
-def encode_flat(value: Any, annotation: Any = Any) -> bytes | None:
-    """The bytes of a value that holds no containers, where the annotation wants no look at it, in a fraction of the
-    time; None if it is not such a value."""
-    return plain.dumps_flat(value) if annotation is dict or annotation is Any or _is_plain(annotation) else None
-
-
 def decode(data: bytes, annotation: Any = Any, *, path: str = "state") -> Any:
     """The value of bytes that `encode` made. Without an annotation, a class comes back as a dict of its fields."""
     return structure(loads(data, path), annotation, path)
+
+
+def is_plain(annotation: Any) -> bool:
+    """Whether the annotation leaves it to the value itself how it is stored."""
+    try:
+        return isinstance(_form(annotation)[0], PlainForm)
+    except NotStorableError:
+        return False
 
 
 def check_annotation(annotation: Any) -> None:
@@ -111,13 +114,6 @@ def structure(tree: Json, annotation: Any = Any, path: str = "state") -> Any:
         raise CorruptDataError(damaged.path(path), damaged.problem) from None
     except RecursionError:
         raise CorruptDataError(path, "nested too deeply") from None
-
-
-def _is_plain(annotation: Any) -> bool:
-    try:
-        return type(_compiled(annotation)[0]) is PlainForm
-    except TypeError:  # as below
-        return False
 
 
 def _form(annotation: Any) -> tuple[Form, bool]:

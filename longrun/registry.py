@@ -113,6 +113,11 @@ class Step:
         return (self._types or self._resolved())["state"]
 
     @property
+    def takes_plain(self) -> bool:
+        """Whether that annotation wants no look at the state: whatever is plain data will do."""
+        return bool((self._types or self._resolved())["plain"])
+
+    @property
     def result_type(self) -> Any:
         """The annotation of the state it returns, directives left out. One that says nothing else may mean the class
         that it receives."""
@@ -428,7 +433,8 @@ def _resolve(name: str, function: StepFunction, takes_context: bool) -> dict[str
     hints = type_hints(name, function, (state.name, "return"))
     received, given = hints.get(state.name, Any), _without_directives(hints.get("return", Any))
     said = given is not Any
-    return {"state": received, "result": given if said else codec.perhaps(received), "said": said}
+    result = given if said else codec.perhaps(received)
+    return {"state": received, "plain": codec.is_plain(received), "result": result, "said": said}
 
 
 def type_hints(name: str, function: StepFunction, wanted: tuple[str, ...] = ("return",)) -> dict[str, Any]:

@@ -46,6 +46,14 @@ class Seat:
         self._absences = 0
         self._closed = False
 
+    def take_at_once(self, sitter: Sitter) -> bool:
+        """Whether there is a place to run steps, and nothing to be done first."""
+        if self.place is None:
+            if self._trial is not None:
+                return False
+            self.place = self._crew.places.ask(sitter.nudge)
+        return self.place.granted
+
     async def take(self, sitter: Sitter) -> bool:
         """Wait for a place to run steps; False if something has to be obeyed first."""
         if self._trial is not None and self.accused:

@@ -71,19 +71,15 @@ class Snapshots:
                 return Snapshot(data, (), EMPTY, size)
         return self._split(tree, seq, path) if type(tree) is dict else self._whole(tree, path)
 
-    def small(self, value: Any, annotation: Any) -> bytes | None:
-        """The text of a state that is encoded in no time; None if `take` has to look at it, or there are blobs."""
-        if self._parts or self._blobs_of:
+    def take_flat(self, value: Any, seq: int) -> tuple[bytes, int | None] | None:
+        """As `take` and `keep`, for a small state of plain texts and numbers behind others of that kind: its bytes, and
+        from which number states are kept now. None if it is not that: nothing is noted then."""
+        if self._parts or self._blobs_of or (data := codec.dumps_flat(value)) is None or len(data) > WHOLE_LIMIT:
             return None
-        data = codec.encode_flat(value, annotation)
-        return None if data is None or len(data) > WHOLE_LIMIT else data
-
-    def keep_small(self, seq: int) -> int | None:
-        """As `keep`, for one boundary with a state that was `small`."""
         kept = self._kept
         kept.append(seq)
         surplus = len(kept) - self._history
-        return None if surplus < self._slack else self.let_go(surplus)[0]
+        return data, None if surplus < self._slack else self.let_go(surplus)[0]
 
     def _whole(self, tree: Any, path: str) -> Snapshot:
         data = codec.dumps(tree)

@@ -23,21 +23,23 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | None:
     """Run steps until one has ended of which there is more to say: that one, and how it ended. None if there is
     something to do before the next."""
     book, inbox, seat, crew, scope = runner.book, runner.inbox, runner.seat, runner.crew, runner.scope
-    steps, bus, outbox, by_name = book.steps, crew.bus, book.outbox, crew.registry.by_name
-    last = len(steps) - 1
+    steps, outbox, by_name = book.steps, book.outbox, crew.registry.by_name
+    count = len(steps)
     while True:
-        head, place = book.head, seat.place
-        index = head.step
-        if runner.attention or index >= last or head.attempt or place is None or not place.granted:
+        index = book.head.step
+        if runner.attention or index >= count or book.head.attempt or inbox or crew.bus.active or LEFT:
             return None
-        step, following = by_name.get(steps[index]), by_name.get(steps[index + 1])
-        if step is None or following is None or step.timeout is not None or bus.active or inbox or LEFT:
+        step = by_name.get(steps[index])
+        if step is None or step.timeout is not None or not seat.take_at_once(runner):
             return None
+        following = by_name.get(steps[index + 1]) if index + 1 < count else None
         try:
+            goes_on = following is not None and following.takes_plain
             state = book.state(step.state_type)
         except (CodecError, RegistrationError):  # it is read again, and then it is said
             return None
-        runner.attempt = runner.running = attempt = Attempt(runner, step, scope, crew.threads)
+        attempt = Attempt(runner, step, scope, crew.threads)
+        runner.attempt = runner.running = attempt
         try:
             value = await crew.engine(step).run(attempt, state)
         except BaseException as error:
@@ -45,15 +47,14 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | None:
                 raise
             return attempt, attempt.failed(error)
         finally:
-            attempt.end()
             runner.attempt = None
+            attempt.end()
             if attempt.used:
                 book.progress = attempt.progress
         del state
         if attempt.stopped or attempt.left or inbox or outbox.lost is not None or isinstance(value, Directive):
             return attempt, Outcome(value)
-        durable = book.pass_on(value, following.state_type)
-        if durable is None:
+        if not goes_on or (durable := book.pass_on(value)) is None:
             return attempt, Outcome(value)
         runner.running = None
         if (refused := await durable) is not None:

@@ -125,22 +125,22 @@ class SQLiteBackend(StoreBackend):
 
         announced = self._announced
 
-        def work(connection: sqlite3.Connection) -> list[Answer]:
+        def work(connection: sqlite3.Connection) -> tuple[list[Answer], list[str]]:
             self._announced = announced
             self._known.refresh(connection, ids)
             gathered = Batch(connection, self._known)
             answers = [gathered.answer(one) for one in readied]
             gathered.write()
             self._announced += gathered.announce
-            return answers
+            return answers, gathered.loose
 
         try:
-            answers = self._write(work)
+            answers, loose = self._write(work)
         except BaseException:
             self._announced = announced
             self._bell.set()
             raise
-        self._known.keep_owned(ids)
+        self._known.keep_owned(loose)
         return answers
 
     def claim(self, claim: Claim) -> list[Loaded]:

@@ -40,7 +40,6 @@ from longrun.stored import (
     Send,
     Stored,
     Write,
-    moving,
 )
 from longrun.stores.base import StoreBackend
 from longrun.stores.readers import Readers, apart
@@ -298,8 +297,9 @@ class CheckpointStore:
     def _sealed(self, write: Write) -> Write:
         seal = self._seal
         if type(write) is Move:
-            boundary = self._sealed_boundary(write.id, write.boundary)
-            return write if boundary is write.boundary else moving(write.id, write.head, boundary, write.keep_from)
+            if seal.leaves_alone(write.boundary.data):
+                return write
+            return attrs.evolve(write, boundaries=(self._sealed_boundary(write.id, write.boundary),))
         if isinstance(write, Save):
             if self._needs_no_seal(write):
                 return write

@@ -37,6 +37,8 @@ class Writer:
         self._backend = backend
         self._prepare = prepare
         self._queue: deque[Job] = deque()
+        self._calls = 0
+        """How many of these are calls."""
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._asleep = False
         """Whether the thread has to be woken. Set before it looks a last time, so that nothing is added unnoticed."""
@@ -85,6 +87,8 @@ class Writer:
             if self._closing:
                 raise StoreUnavailableError(self._backend.kind, "it is not open; enter it with `async with`")
             self._queue.append(job)
+            if job[3] is not None:
+                self._calls += 1
         if self._asleep:
             self._asleep = False
             self._wake.put(None)
@@ -108,13 +112,19 @@ class Writer:
     def _next(self) -> tuple[list[Job], list[Any]]:
         """Do the call at the front of the queue, or every write up to the next call."""
         queue = self._queue
-        first = queue.popleft()
-        if first[3] is not None:
-            return [first], [_outcome(first[3])]
-        batch = [first]
-        while queue and queue[0][3] is None and len(batch) < BATCH_LIMIT:
-            batch.append(queue.popleft())
-        return batch, self._commit(batch)
+        with self._lock:
+            first = queue[0]
+            if first[3] is not None:
+                self._calls -= 1
+                batch = [queue.popleft()]
+            elif not self._calls and len(queue) <= BATCH_LIMIT:  # the rule: all that there is
+                batch = list(queue)
+                queue.clear()
+            else:
+                batch = []
+                while queue and queue[0][3] is None and len(batch) < BATCH_LIMIT:
+                    batch.append(queue.popleft())
+        return batch, self._commit(batch) if first[3] is None else [_outcome(first[3])]
 
     def _commit(self, batch: list[Job]) -> list[Any]:
         prepare = self._prepare

@@ -22,7 +22,7 @@ from longrun.errors import (
     WriteOrderError,
 )
 from longrun.records import ExecutionState
-from longrun.stored import Head, Message, Save, Send
+from longrun.stored import Head, Message, Move, Save, Send
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
 from longrun.stores._sqlite.file import KIND
@@ -129,16 +129,20 @@ class Batch:
         self._new_heads: list[Any] = []
         self._steps: list[Any] = []
         self._set_steps: list[tuple[int, Save, str, int]] = []
-        self._heads: dict[Row, ReadySave] = {}
+        self._heads: list[Any] = []
         self._moved: dict[int, Row] = {}
         self._boundaries: list[Any] = []
         self._strips: list[tuple[int, int, int]] = []
         self._blobs: dict[int, Parts] = {}
         self._entries: dict[int, Parts] = {}
+        self.loose: list[str] = []
+        """What may not be owned here when all is written."""
         self.announce = False
         """Whether others may want to know: something was sent, created, released, finished."""
 
     def answer(self, ready: Ready) -> Answer:
+        if isinstance(ready, tuple):
+            return self._pass(*ready)
         if isinstance(ready, ReadySave):
             return self._save(ready)
         if isinstance(ready, ReadyCreate):
@@ -152,11 +156,34 @@ class Batch:
 
     # judging
 
+    def _pass(self, move: Move, numbers: bytearray, crc: int, columns: tuple[Any, ...]) -> Answer:
+        """As `_save`, without all that a move cannot have."""
+        head, row = move.head, self._known.get(move.id)
+        revision, owner = head.revision, head.owner
+        if row is None or row.fence != head.fence or row.revision != revision - 1:
+            answer = self._judge(move)
+            assert not isinstance(answer, Row)
+            return answer
+        key, keep_from = row.key, move.keep_from
+        self._boundaries += (key, *columns)
+        if keep_from is not None and keep_from > row.kept:
+            self._strips.append((key, row.kept, keep_from))
+            row.kept = keep_from
+        self._heads += (revision, row.kept, numbers, "", crc, key)
+        if owner == row.owner and owner in self._owners and row.state == "running" and not row.woken:
+            row.revision = revision
+        else:
+            self._say_if_foreign(row.owner, owner)
+            self.loose.append(move.id)
+            self._move(row, head, "running")
+        return None
+
     def _save(self, ready: ReadySave) -> Answer:
         save = ready.save
         row = self._judge(save)
         if not isinstance(row, Row):
             return row
+        self.loose.append(save.id)
         key, head = row.key, save.head
         if row.owner not in self._owners or head.owner not in self._owners:
             self._say_if_foreign(row.owner, head.owner)
@@ -165,7 +192,6 @@ class Batch:
             self._boundaries += (key, *columns[start : start + pack.BOUNDARY_WIDTH])
         if ready.steps is not None:
             self._set_steps.append((key, save, *ready.steps))
-        self._heads[row] = ready
         if save.clear or save.put or save.drop or head.state in ENDED:
             self._change_entries(row, save, ready.put)
         if ready.blobs or save.drop_blobs:
@@ -177,6 +203,7 @@ class Batch:
         if save.keep_from is not None and save.keep_from > row.kept:
             self._strips.append((key, row.kept, save.keep_from))
             row.kept = save.keep_from
+        self._heads += (head.revision, row.kept, ready.numbers, ready.words, ready.crc, key)
         self._move(row, head, ready.state)
         return None
 
@@ -228,6 +255,7 @@ class Batch:
         create = ready.create
         if create.id in self._known:
             return False
+        self.loose.append(create.id)
         key, head = self._new_key(), create.head
         if head.owner not in self._owners:
             self._say_if_foreign(head.owner)
@@ -276,6 +304,7 @@ class Batch:
         row = self._known.get(send.id)
         if row is None:
             return ExecutionNotFoundError(send.id)
+        self.loose.append(send.id)
         message = send.message
         if message.key is not None:
             seen = self._connection.execute(sql.MESSAGE_OF_KEY, (row.key, message.key)).fetchone()
@@ -330,10 +359,7 @@ class Batch:
         self._connection.execute(sql.SET_STEPS, (names, crc, key))
 
     def _write_heads(self) -> None:
-        heads: list[Any] = []
-        for row, ready in self._heads.items():
-            heads += (row.revision, row.kept, ready.numbers, ready.words, ready.crc, row.key)
-        self._insert(sql.SAVE_HEAD, heads)
+        self._insert(sql.SAVE_HEAD, self._heads)
         self._many(sql.MOVE, [_place(row) for row in self._moved.values()])
 
     def _write_boundaries(self) -> None:

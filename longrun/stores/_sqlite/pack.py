@@ -20,7 +20,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 from zlib import crc32
 
-from longrun.stored import Boundary, Head
+from longrun.stored import Boundary, Head, Move
 from longrun.stores.rows import boundary_place, clean
 
 _NAN = math.nan
@@ -28,6 +28,8 @@ _HEAD = struct.Struct("<7q?7d")
 _BOUNDARY = struct.Struct("<6q2d")
 COPIED = 65_536
 """What is larger is bound as it is: then the copy would take longer."""
+ReadyMove = tuple[Move, bytearray, int, tuple[Any, ...]]
+"""A move, numbers and checksum of its head, and the columns of its boundary. No class: there is one for every step."""
 UNREADABLE = (ValueError, TypeError, AttributeError, struct.error)
 """What damaged columns raise here."""
 
@@ -68,6 +70,19 @@ def head_columns(id: str, head: Head) -> tuple[str, bytearray, str, int]:
 def _head_place(id: str, state: str, fence: int, owner: str | None, words: str) -> int:
     """What the checksum of a head's numbers begins with. Few of the steps of an execution change it."""
     return crc32(f"{id}\0{state}\0{fence}\0{owner}\0{words}".encode())
+
+
+def move_columns(move: Move) -> ReadyMove:
+    """What `head_columns` and `boundary_columns` give of a move: numbers and checksum of the head, which has no words,
+    and the columns of the boundary."""
+    id, h, b = move.id, move.head, move.boundary
+    seq, step, visit, ended, started, data = h.seq, h.step, h.visit, h.updated, b.started, b.data
+    head = _HEAD.pack(h.revision, seq, step, visit, 0, 0, 0, False, ended, h.progress, 0, ended, _NAN, _NAN, _NAN)
+    numbers = _BOUNDARY.pack(b.step, 1, step, visit, 0, b.size, _NAN if started is None else started, ended)
+    words, place = _names("step", b.name), boundary_place(id, seq)
+    crc = crc32(numbers, crc32(words.encode(), place))
+    columns = seq, bytearray(numbers), words, crc, crc32(data, place), "", bytearray(data)
+    return move, bytearray(head), crc32(head, _head_place(id, "running", h.fence, h.owner, "")), columns
 
 
 def head_fits(id: str, state: str, fence: int, owner: str | None, row: Sequence[Any]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from longrun.errors import NotStorableError
-from longrun.stored import Create, Save, Send, Write
+from longrun.stored import Create, Move, Save, Send, Write
 from longrun.stores import rows
 from longrun.stores._sqlite import pack
 
@@ -62,11 +62,13 @@ class Unfit:
         self.refusal.__cause__ = error
 
 
-Ready = ReadySave | ReadyCreate | Send | Unfit
+Ready = pack.ReadyMove | ReadySave | ReadyCreate | Send | Unfit
 
 
 def ready(write: Write) -> Ready:
     try:
+        if type(write) is Move:
+            return pack.move_columns(write)
         if isinstance(write, Save):
             return ReadySave(write)
         return ReadyCreate(write) if isinstance(write, Create) else write
