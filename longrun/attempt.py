@@ -113,6 +113,7 @@ class Attempt:
     """Whether somebody has stopped it. Its scope may be cancelled then, or if the step has a time-out."""
     used = False
     """Whether its context was asked for: otherwise it has noted nothing, and tells nothing of its progress."""
+    save_at = math.inf
     left: Leftovers | None = None
     """The step threads that it has left behind, if it was stopped while they ran on; or none, which is false."""
     _over: str | None = None
@@ -135,13 +136,13 @@ class Attempt:
         self._host = host
         self._threads = threads
         self._scope = scope
-        self.save_at = time.monotonic() + host.checkpoint_interval
 
     @property
     def ledger(self) -> Ledger:
         if self._ledger is None:
             self._ledger = self._host.ledger
             self.used = True
+            self.save_at = time.monotonic() + self._host.checkpoint_interval
         return self._ledger
 
     @property

@@ -18,6 +18,7 @@ from longrun.events import EventType
 from longrun.items import LOOK_EVERY
 from longrun.ledger import Ledger
 from longrun.loops import Waiter
+from longrun.moves import Passing, ending, is_passing, passing
 from longrun.outbox import Outbox
 from longrun.port import StepInfo
 from longrun.records import Progress
@@ -30,14 +31,11 @@ from longrun.stored import (
     Definition,
     Head,
     Loaded,
-    Passing,
     Save,
     completed,
     copied,
-    is_passing,
     moved,
     named,
-    passing,
     saving,
     shown_metadata,
 )
@@ -109,6 +107,11 @@ class Book:
     def last_step(self) -> str | None:
         """The name of the step whose end left the execution where it is."""
         return self._boundary.name
+
+    @property
+    def result(self) -> Any:
+        """Once it is completed: the object that the last step returned, or MISSING if that was not here."""
+        return self._value
 
     @property
     def ledger(self) -> Ledger:
@@ -234,19 +237,23 @@ class Book:
         return waiter
 
     def pass_on(self, value: Any) -> Waiter | None:
-        """Cross the boundary to the step that stands behind this one, which takes plain data, in the smallest write
-        there is: what to await. None if it takes more than that: then nothing has happened."""
+        """Cross the boundary behind the step in flight, to the next in the list or to the end, in the smallest write
+        there is: what to await. The state must be one that no annotation wants to look at. None if it takes more than
+        that: then nothing has happened."""
         head, ledger, steps = self.head, self._ledger, self.steps
-        if not self._each_step or self._unsaved or self._given is not KNOWN or (ledger is not None and ledger.used):
+        if not self._each_step or self._given is not KNOWN or (ledger is not None and ledger.used):
             return None
-        if (type(head) is not Passing and not is_passing(head)) or (
-            taken := self._snapshots.take_flat(value, head.seq + 1)
-        ) is None:
+        if type(head) is not Passing and not is_passing(head):
             return None
-        move = passing(self.id, head, steps[head.step], self._clock.now(), taken[0], len(steps), taken[1])
+        ends = head.step + 1 == len(steps)
+        taken = self._snapshots.take_flat(value, head.seq + 1, ends)
+        if taken is None:
+            return None
+        make = ending if ends else passing
+        move = make(self.id, head, steps[head.step], self._clock.now(), taken[0], len(steps), taken[1])
         self._value, self._boundary, self.head, self.progress = value, move.boundary, move.head, None
         waiter = self._loop.waiter()
-        self.outbox.push(move, (), waiter)
+        self.outbox.push(move, None if self.on_progress is None else (), waiter)
         return waiter
 
     async def end(self, boundary: Boundary, snapshot: Snapshot, value: Any, events: tuple[Event, ...]) -> None:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from longrun import codec
-from longrun.book import MISSING, Book, Event
+from longrun.book import Book, Event
 from longrun.branches import describe
 from longrun.errors import (
     CodecError,
@@ -61,8 +61,6 @@ class Course:
 
     def __init__(self, executor: Crew, book: Book) -> None:
         self._executor, self._book = executor, book
-        self.result: Any = MISSING
-        """What the execution ended with, as the object that the last step returned."""
 
     def moved(self, step: Step, value: Any) -> Awaitable[Any] | bool:
         """The step is done. If another follows at once, move there: True, or what to await until that is durable."""
@@ -107,7 +105,6 @@ class Course:
         if ends_step:
             events = ((EventType.STEP_COMPLETED, {"step": name, "attempt": boundary.attempts}), *events)
         await book.end(boundary, snapshot, value, events)
-        self.result = value
         return False
 
     async def _park(self, step: Step, directive: Sleep | WaitFor, signal: Message | None) -> bool:

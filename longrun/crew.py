@@ -449,8 +449,8 @@ class Crew(Starting):
         await runner.ended.wait()
         if self._callback is not None:
             await self._callback.catch_up_briefly()
-        if runner.head.state is State.COMPLETED and runner.result is not MISSING:
-            return Ended(runner.result)
+        if runner.head.state is State.COMPLETED and runner.book.result is not MISSING:
+            return Ended(runner.book.result)
         return None
 
     def _lease_lost(self) -> None:

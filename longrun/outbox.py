@@ -48,7 +48,8 @@ class Courier(Protocol):
 
 class Outbox:
     def __init__(self, courier: Courier, execution_id: str, loop: Loop, tell: Callable[[Save, Any], object]) -> None:
-        """`tell` is called with every write that has become durable and with what was pushed along with it."""
+        """`tell` is called with every write that has become durable and with what was pushed along with it, unless that
+        was None."""
         self._courier = courier
         self._loop = loop
         self._id = execution_id
@@ -101,7 +102,8 @@ class Outbox:
         if error is None and self._failure is None:
             self._tries = 0
             save, told, done = self._pending.pop(0)
-            self._tell(save, told)
+            if told is not None:
+                self._tell(save, told)
             done(None)
         elif error is None or isinstance(error, MAY_PASS):
             self._retry_later(error)

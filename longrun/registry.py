@@ -115,13 +115,18 @@ class Step:
     @property
     def takes_plain(self) -> bool:
         """Whether that annotation wants no look at the state: whatever is plain data will do."""
-        return bool((self._types or self._resolved())["plain"])
+        return bool((self._types or self._resolved())["takes"])
 
     @property
     def result_type(self) -> Any:
         """The annotation of the state it returns, directives left out. One that says nothing else may mean the class
         that it receives."""
         return (self._types or self._resolved())["result"]
+
+    @property
+    def gives_plain(self) -> bool:
+        """Whether that wants no look at the state."""
+        return bool((self._types or self._resolved())["gives"])
 
     @property
     def says_result(self) -> bool:
@@ -434,7 +439,8 @@ def _resolve(name: str, function: StepFunction, takes_context: bool) -> dict[str
     received, given = hints.get(state.name, Any), _without_directives(hints.get("return", Any))
     said = given is not Any
     result = given if said else codec.perhaps(received)
-    return {"state": received, "plain": codec.is_plain(received), "result": result, "said": said}
+    plain = {"takes": codec.is_plain(received), "gives": codec.is_plain(result)}
+    return {"state": received, "result": result, "said": said, **plain}
 
 
 def type_hints(name: str, function: StepFunction, wanted: tuple[str, ...] = ("return",)) -> dict[str, Any]:

@@ -147,10 +147,6 @@ class Runner:
         return self.attempt is not None
 
     @property
-    def result(self) -> Any:
-        return self._course.result
-
-    @property
     def live_progress(self) -> Progress | None:
         return None if self.attempt is None else self.attempt.progress
 
@@ -233,7 +229,9 @@ class Runner:
         with self.loop.scope() as self.scope:
             while True:
                 ended = await stride(self)
-                more = await (self._turn() if ended is None else self._concluded(*ended))
+                if ended is False:
+                    return False
+                more = await (self._turn() if ended is True else self._concluded(*ended))
                 if not more:
                     break
                 if more is not True and (error := await more) is not None:

@@ -71,7 +71,7 @@ class Snapshots:
                 return Snapshot(data, (), EMPTY, size)
         return self._split(tree, seq, path) if type(tree) is dict else self._whole(tree, path)
 
-    def take_flat(self, value: Any, seq: int) -> tuple[bytes, int | None] | None:
+    def take_flat(self, value: Any, seq: int, exactly: bool) -> tuple[bytes, int | None] | None:
         """As `take` and `keep`, for a small state of plain texts and numbers behind others of that kind: its bytes, and
         from which number states are kept now. None if it is not that: nothing is noted then."""
         if self._parts or self._blobs_of or (data := codec.dumps_flat(value)) is None or len(data) > WHOLE_LIMIT:
@@ -79,7 +79,9 @@ class Snapshots:
         kept = self._kept
         kept.append(seq)
         surplus = len(kept) - self._history
-        return data, None if surplus < self._slack else self.let_go(surplus)[0]
+        if surplus <= 0 or (surplus < self._slack and not exactly):
+            return data, None
+        return data, self.let_go(surplus)[0]
 
     def _whole(self, tree: Any, path: str) -> Snapshot:
         data = codec.dumps(tree)

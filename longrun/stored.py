@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from attrs import define, evolve, field, fields, frozen
+from attrs import define, evolve, field, frozen
 
 from longrun.records import ExecutionState
 
@@ -150,40 +150,6 @@ def moved(head: Head, boundary: Boundary, progress: float) -> Head:
     new.attempt = new.crashes = new.done = 0
     new.woken, new.progress = False, progress
     return new
-
-
-class Lean:
-    """A record of which there is one for every step: what it cannot have stands in its class, and takes neither time
-    nor room in each. For everybody who does not care it is of the class it is derived from, equal to one that says the
-    same; `attrs.evolve` makes one of that class, which can have everything."""
-
-    __slots__ = ()
-
-    def __new__(cls, **fields: Any) -> Any:
-        return cls.__mro__[2](**fields)
-
-    def __eq__(self, other: object) -> bool:
-        plain = type(self).__mro__[2]
-        return isinstance(other, plain) and all(getattr(self, f.name) == getattr(other, f.name) for f in fields(plain))
-
-    __hash__ = None  # type: ignore[assignment]  # as the classes that are compared by what they say
-
-
-class Passing(Lean, Head):
-    """The head of an execution on its way from step to step: it runs, nothing has failed, nothing is waited for."""
-
-    __slots__ = ()
-
-    state = ExecutionState.RUNNING
-    attempt = crashes = done = iteration = 0
-    ended = due = signal = error = reason = of = note = None
-    woken = hold = False
-
-
-def is_passing(head: Head) -> bool:
-    """Whether the head behind the next boundary can be a `Passing` one."""
-    asked = head.hold or head.attempt or head.ended or head.signal is not None or head.reason is not None
-    return head.state is ExecutionState.RUNNING and not asked
 
 
 def completed(head: Head, boundary: Boundary, revision: int) -> Head:
@@ -339,56 +305,6 @@ def saving(
     new.clear, new.put, new.drop, new.take = clear, put, drop, take
     new.keep_from, new.drop_blobs, new.steps, new.version = keep_from, drop_blobs, steps, version
     return new
-
-
-class Passed(Lean, Boundary):
-    """The boundary behind a step that ended at its first attempt with a small state, and from which it goes on to the
-    step that stands behind it."""
-
-    __slots__ = ()
-
-    data: bytes
-    kind = "step"
-    attempts = 1
-    error = None
-    iteration = 0
-    blobs = ()
-
-
-class Move(Lean, Save):
-    """A save that crosses one boundary, from a step to the one that stands behind it, and does nothing else. Most
-    writes are of this kind, so it is worth a shorter way."""
-
-    __slots__ = ("boundary",)
-
-    head: Passing
-    boundary: Passed
-    blobs = put = EMPTY
-    clear = False
-    drop = take = drop_blobs = ()
-    steps = None
-    version = "1"
-
-    @property
-    def boundaries(self) -> tuple[Boundary, ...]:  # type: ignore[override]  # never set
-        return (self.boundary,)
-
-
-def passing(id: str, head: Head, name: str, ended: float, data: bytes, total: int, keep_from: int | None) -> Move:
-    """The move from the step in flight, which has ended at its first attempt, to the one behind it, for a head that
-    `is_passing`. As `crossed`, `moved` and `saving` would make it, in one."""
-    boundary: Passed = object.__new__(Passed)
-    after: Passing = object.__new__(Passing)
-    move: Move = object.__new__(Move)
-    boundary.step, boundary.name, boundary.started = head.step, name, head.started
-    boundary.data, boundary.size = data, len(data)
-    boundary.seq = after.seq = head.seq + 1
-    boundary.next = after.step = to = head.step + 1
-    boundary.visit = after.visit = head.visit + 1
-    boundary.ended = after.started = after.updated = ended
-    after.fence, after.owner, after.revision, after.progress = head.fence, head.owner, head.revision + 1, to / total
-    move.id, move.head, move.boundary, move.keep_from = id, after, boundary, keep_from
-    return move
 
 
 def named(definition: Definition, steps: tuple[str, ...], version: str) -> Definition:

@@ -19,26 +19,27 @@ if TYPE_CHECKING:
     from longrun.runner import Runner
 
 
-async def stride(runner: Runner) -> tuple[Attempt, Outcome] | None:
-    """Run steps until one has ended of which there is more to say: that one, and how it ended. None if there is
-    something to do before the next."""
+async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
+    """Run steps until one has ended of which there is more to say: that one, and how it ended. True if there is
+    something to do before the next, False if the execution has come to its end."""
     book, inbox, seat, crew, scope = runner.book, runner.inbox, runner.seat, runner.crew, runner.scope
     steps, outbox, by_name = book.steps, book.outbox, crew.registry.by_name
-    count = len(steps)
+    last, attempt = len(steps) - 1, None
     while True:
         index = book.head.step
-        if runner.attention or index >= count or book.head.attempt or inbox or crew.bus.active or LEFT:
-            return None
-        step = by_name.get(steps[index])
+        if runner.attention or index > last or book.head.attempt or inbox or crew.bus.active or LEFT:
+            return True
+        step, following = by_name.get(steps[index]), None if index == last else by_name.get(steps[index + 1])
         if step is None or step.timeout is not None or not seat.take_at_once(runner):
-            return None
-        following = by_name.get(steps[index + 1]) if index + 1 < count else None
+            return True
         try:
-            goes_on = following is not None and following.takes_plain
+            plain = step.gives_plain if following is None else following.takes_plain
             state = book.state(step.state_type)
         except (CodecError, RegistrationError):  # it is read again, and then it is said
-            return None
-        attempt = Attempt(runner, step, scope, crew.threads)
+            return True
+        if attempt is None or attempt.used:
+            attempt = Attempt(runner, step, scope, crew.threads)
+        attempt.step = step  # one that nobody has heard of serves again
         runner.attempt = runner.running = attempt
         try:
             value = await crew.engine(step).run(attempt, state)
@@ -48,14 +49,16 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | None:
             return attempt, attempt.failed(error)
         finally:
             runner.attempt = None
-            attempt.end()
             if attempt.used:
+                attempt.end()
                 book.progress = attempt.progress
         del state
         if attempt.stopped or attempt.left or inbox or outbox.lost is not None or isinstance(value, Directive):
             return attempt, Outcome(value)
-        if not goes_on or (durable := book.pass_on(value)) is None:
+        if not plain or (following is None and index < last) or (durable := book.pass_on(value)) is None:
             return attempt, Outcome(value)
         runner.running = None
         if (refused := await durable) is not None:
             raise refused
+        if index == last:
+            return False

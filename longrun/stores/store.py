@@ -23,6 +23,7 @@ from longrun.errors import (
 )
 from longrun.logging import get_logger
 from longrun.loops import Loop, current_loop
+from longrun.moves import Move
 from longrun.records import FINISHED, ExecutionState, RetentionPolicy
 from longrun.seal import Seal
 from longrun.stored import (
@@ -33,7 +34,6 @@ from longrun.stored import (
     Head,
     Loaded,
     Message,
-    Move,
     Owner,
     Query,
     Save,

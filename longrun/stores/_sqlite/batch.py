@@ -21,8 +21,9 @@ from longrun.errors import (
     SignalQueueFullError,
     WriteOrderError,
 )
+from longrun.moves import Move
 from longrun.records import ExecutionState
-from longrun.stored import Head, Message, Move, Save, Send
+from longrun.stored import Head, Message, Save, Send
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
 from longrun.stores._sqlite.file import KIND

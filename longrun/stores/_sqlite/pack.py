@@ -20,7 +20,8 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 from zlib import crc32
 
-from longrun.stored import Boundary, Head, Move
+from longrun.moves import Move
+from longrun.stored import Boundary, Head
 from longrun.stores.rows import boundary_place, clean
 
 _NAN = math.nan

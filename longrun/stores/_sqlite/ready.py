@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from longrun.errors import NotStorableError
-from longrun.stored import Create, Move, Save, Send, Write
+from longrun.moves import Move
+from longrun.stored import Create, Save, Send, Write
 from longrun.stores import rows
 from longrun.stores._sqlite import pack
 

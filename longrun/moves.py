@@ -1,0 +1,145 @@
+"""The writes that there are most of: from a step to the next, and behind the last.
+
+Place in the life of an execution: checkpoint. For everybody who does not care these are saves, heads and boundaries as
+any others (`stored`). Who does care can leave out what they cannot have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import fields
+
+from longrun.records import ExecutionState
+from longrun.stored import EMPTY, Boundary, Head, Save
+
+
+class Lean:
+    """A record of which there is one for every step: what it cannot have stands in its class, and takes neither time
+    nor room in each. For everybody who does not care it is of the class it is derived from, equal to one that says the
+    same; `attrs.evolve` makes one of that class, which can have everything."""
+
+    __slots__ = ()
+
+    def __new__(cls, **fields: Any) -> Any:
+        return cls._plain()(**fields)
+
+    @classmethod
+    def _plain(cls) -> type[Any]:
+        return cls.__mro__[-2]
+
+    def __eq__(self, other: object) -> bool:
+        plain = self._plain()
+        return isinstance(other, plain) and all(getattr(self, f.name) == getattr(other, f.name) for f in fields(plain))
+
+    __hash__ = None  # type: ignore[assignment]  # as the classes that are compared by what they say
+
+
+class Passing(Lean, Head):
+    """The head of an execution on its way from step to step: it runs, nothing has failed, nothing is waited for."""
+
+    __slots__ = ()
+
+    state = ExecutionState.RUNNING
+    attempt = crashes = done = iteration = 0
+    ended = due = signal = error = reason = of = note = None
+    woken = hold = False
+
+
+class Completed(Lean, Head):
+    """The head of an execution that has come to its end in this way."""
+
+    __slots__ = ()
+
+    state = ExecutionState.COMPLETED
+    attempt = crashes = done = iteration = 0
+    owner = started = due = signal = error = reason = of = note = None
+    woken = hold = False
+    progress = 1.0
+
+
+class Passed(Lean, Boundary):
+    """The boundary behind a step that ended at its first attempt, with a small state."""
+
+    __slots__ = ()
+
+    data: bytes
+    kind = "step"
+    attempts = 1
+    error = None
+    iteration = 0
+    blobs = ()
+
+
+class Final(Passed):
+    """That behind the last step."""
+
+    __slots__ = ()
+
+    kind = "finish"
+
+
+class Move(Lean, Save):
+    """A save that crosses one boundary, from a step to the one that stands behind it, and does nothing else."""
+
+    __slots__ = ("boundary",)
+
+    head: Passing
+    boundary: Passed
+    blobs = put = EMPTY
+    clear = False
+    drop = take = drop_blobs = ()
+    steps = None
+    version = "1"
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:  # type: ignore[override]  # never set
+        return (self.boundary,)
+
+
+class End(Move):
+    """That which crosses the last one."""
+
+    __slots__ = ()
+
+    head: Completed  # type: ignore[assignment]
+    boundary: Final
+
+
+def is_passing(head: Head) -> bool:
+    """Whether the head behind the next boundary can be a `Passing` one."""
+    asked = head.hold or head.attempt or head.ended or head.signal is not None or head.reason is not None
+    return head.state is ExecutionState.RUNNING and not asked
+
+
+def passing(id: str, head: Head, name: str, ended: float, data: bytes, total: int, keep_from: int | None) -> Move:
+    """The move from the step in flight to the one behind it, for a head that `is_passing`. As `crossed`, `moved` and
+    `saving` would make it, in one."""
+    boundary: Passed = object.__new__(Passed)
+    after: Passing = object.__new__(Passing)
+    move: Move = object.__new__(Move)
+    boundary.step, boundary.name, boundary.started = head.step, name, head.started
+    boundary.data, boundary.size = data, len(data)
+    boundary.seq = after.seq = head.seq + 1
+    boundary.next = after.step = to = head.step + 1
+    boundary.visit = after.visit = head.visit + 1
+    boundary.ended = after.started = after.updated = ended
+    after.fence, after.owner, after.revision, after.progress = head.fence, head.owner, head.revision + 1, to / total
+    move.id, move.head, move.boundary, move.keep_from = id, after, boundary, keep_from
+    return move
+
+
+def ending(id: str, head: Head, name: str, ended: float, data: bytes, total: int, keep_from: int | None) -> End:
+    """The end of an execution behind the step in flight, in the same way."""
+    boundary: Final = object.__new__(Final)
+    after: Completed = object.__new__(Completed)
+    end: End = object.__new__(End)
+    boundary.step, boundary.name, boundary.started = head.step, name, head.started
+    boundary.data, boundary.size = data, len(data)
+    boundary.seq = after.seq = head.seq + 1
+    boundary.next = after.step = total
+    boundary.visit = after.visit = head.visit + 1
+    boundary.ended = after.updated = after.ended = ended
+    after.fence, after.revision = head.fence, head.revision + 1
+    end.id, end.head, end.boundary, end.keep_from = id, after, boundary, keep_from
+    return end
