@@ -15,7 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from longrun.logging import get_logger
-from longrun.loops import Bell, current_loop, current_task
+from longrun.loops import current_loop, current_task
 
 Function = Callable[..., Awaitable[Any]]
 
@@ -29,10 +29,8 @@ class Shelter:
         self._inner: TaskGroup | None = None
         self._early: list[tuple[Callable[..., None], Function, tuple[object, ...], str]] = []
         """What was to be started before the shelter stood, and how."""
-        self._plain: set[asyncio.Task[None]] = set()
-        self._scopes: set[anyio.CancelScope] = set()
-        self._left = Bell()
-        """Rung when the last of the plain tasks has ended."""
+        self._plain: dict[anyio.CancelScope, asyncio.Task[None]] = {}
+        """The tasks that are in no task group, by the scopes that end them."""
         self._failure: BaseException | None = None
         self._errands: deque[tuple[Function, str]] = deque()
         self._errand = anyio.Event()
@@ -128,15 +126,14 @@ class Shelter:
         elif self._own_task is None:
             self.start(function, *args, name=name)
         else:
-            task = self._own_task.get_loop().create_task(self._run_plain(function, *args), name=name)
-            self._plain.add(task)
-            task.add_done_callback(self._ended)
+            scope = current_loop().scope()
+            self._plain[scope] = self._own_task.get_loop().create_task(
+                self._run_plain(scope, function, *args), name=name
+            )
 
-    async def _run_plain(self, function: Function, *args: object) -> None:
+    async def _run_plain(self, scope: anyio.CancelScope, function: Function, *args: object) -> None:
         """Under a scope of its own, by which it is ended as the tasks of a group are: again and again, but for what is
         shielded."""
-        scope = current_loop().scope()
-        self._scopes.add(scope)
         if not self.stands:
             scope.cancel()
         try:
@@ -151,20 +148,15 @@ class Shelter:
             if self._inner is not None:
                 self._inner.cancel_scope.cancel()
         finally:
-            self._scopes.discard(scope)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._plain.discard(task)
-        if not self._plain:
-            self._left.set()
+            self._plain.pop(scope, None)
 
     async def _end_plain(self) -> None:
+        """One that was cancelled before it began is done, and has not left by itself."""
         with anyio.CancelScope(shield=True):
-            while self._plain:
-                for scope in self._scopes:
+            while left := [task for task in self._plain.values() if not task.done()]:
+                for scope in self._plain:
                     scope.cancel()
-                self._left = Bell()
-                await self._left.wait()
+                await asyncio.wait(left)
         if self._failure is not None:
             raise self._failure
 
