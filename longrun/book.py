@@ -239,9 +239,9 @@ class Book:
     def pass_on(self, value: Any) -> Waiter | None:
         """Cross the boundary behind the step in flight, to the next in the list or to the end, in the smallest write
         there is: what to await. The state must be one that no annotation wants to look at. None if it takes more than
-        that: then nothing has happened."""
+        that, or somebody is to be told: then nothing has happened."""
         head, ledger, steps = self.head, self._ledger, self.steps
-        if not self._each_step or self._given is not KNOWN or (ledger is not None and ledger.used):
+        if not self._each_step or self._given is not KNOWN or self._bus.active or (ledger is not None and ledger.used):
             return None
         if type(head) is not Passing and not is_passing(head):
             return None

@@ -6,6 +6,7 @@ A waiter that is cancelled leaves its write in the queue: it is committed once, 
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -133,7 +134,7 @@ class Writer:
         except Exception:  # some of them: then it is told of each
             return self._commit_some(batch)
         outcome = _outcome(lambda: self._backend.commit(writes))
-        return [outcome] * len(batch) if isinstance(outcome, BaseException) else outcome
+        return _for_each(outcome, len(batch))
 
     def _commit_some(self, batch: list[Job]) -> list[Any]:
         """What cannot be prepared is refused, and the others are committed."""
@@ -149,8 +150,8 @@ class Writer:
             except Exception as error:  # a key that cannot be had refuses this write, not the others
                 answers[place] = _wrapped(error, "while it was sealed")
         outcome = _outcome(lambda: self._backend.commit(writes)) if writes else []
-        for n, place in enumerate(places):
-            answers[place] = outcome if isinstance(outcome, BaseException) else outcome[n]
+        for place, answer in zip(places, _for_each(outcome, len(places)), strict=True):
+            answers[place] = answer
         return answers
 
     @staticmethod
@@ -185,6 +186,17 @@ def _outcome(function: Callable[[], Any]) -> Any:
         return error
     except Exception as error:
         return _wrapped(error, "in the backend")
+
+
+def _for_each(outcome: list[Any] | LongrunError, count: int) -> list[Any]:
+    """The answers, or an error of his own for everybody: whoever raises one adds to its traceback."""
+    return [_twin(outcome) for _ in range(count)] if isinstance(outcome, LongrunError) else outcome
+
+
+def _twin(error: LongrunError) -> LongrunError:
+    twin = copy.copy(error)
+    twin.__cause__ = error.__cause__
+    return twin
 
 
 def _wrapped(error: Exception, where: str) -> StoreUnavailableError:

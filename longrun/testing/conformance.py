@@ -21,7 +21,7 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"longrun.testing.conformance_{part}"
-        for part in ("base", "write", "messages", "claim", "read", "find", "shared", "names", "async", "seal")
+        for part in ("base", "write", "move", "messages", "claim", "read", "find", "shared", "names", "async", "seal")
     )
 )
 
@@ -29,6 +29,7 @@ from longrun.testing.conformance_async import AsyncContract, GroupCommitContract
 from longrun.testing.conformance_claim import ClaimContract, DueContract, OwnerContract  # noqa: E402
 from longrun.testing.conformance_find import FindContract, SearchContract  # noqa: E402
 from longrun.testing.conformance_messages import MessageContract  # noqa: E402
+from longrun.testing.conformance_move import MoveContract  # noqa: E402
 from longrun.testing.conformance_names import NameContract, PayloadContract  # noqa: E402
 from longrun.testing.conformance_read import CheckpointContract, DeleteContract  # noqa: E402
 from longrun.testing.conformance_seal import SealContract  # noqa: E402
@@ -40,6 +41,7 @@ class StoreConformance(
     CreateContract,
     SaveContract,
     EntryContract,
+    MoveContract,
     MessageContract,
     ClaimContract,
     OwnerContract,

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from longrun.moves import End, Move, ending, passing
 from longrun.records import ExecutionState
 from longrun.stored import EMPTY, Boundary, Claim, Create, Definition, Head, Message, Save, Send
 
@@ -81,6 +82,16 @@ def step(id: str, before: Head, **fields: Any) -> Save:
     seq = before.seq + 1
     after = {"seq": seq, "step": seq - 1, "visit": seq, "updated": NOW + seq}
     return change(id, before, head_fields=after, **({"boundaries": (boundary(seq),)} | fields))
+
+
+def move(id: str, before: Head, *, keep_from: int | None = None, data: bytes = b"{}") -> Move:
+    """The same as the runner makes it where there is nothing else to say."""
+    return passing(id, before, f"step {before.seq}", NOW + before.seq + 1, data, 100, keep_from)
+
+
+def end(id: str, before: Head, *, keep_from: int | None = None, data: bytes = b"{}") -> End:
+    """The end behind the last step, in the same way."""
+    return ending(id, before, f"step {before.seq}", NOW + before.seq + 1, data, before.step + 1, keep_from)
 
 
 def signal(name: str = "go", **fields: Any) -> Message:

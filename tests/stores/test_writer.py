@@ -228,3 +228,31 @@ def test_a_writer_without_work_costs_no_processor_time() -> None:
         assert time.clock_gettime(clock) - began < 0.05
     finally:
         writer.stop()
+
+
+async def test_what_fails_for_many_is_an_error_of_his_own_for_each(backend: Buggy) -> None:
+    """An error that all of them raised would gather the traceback of every one."""
+    caught: list[StoreUnavailableError] = []
+
+    async def try_it(store: CheckpointStore, id: str) -> None:
+        try:
+            await store.create(create(id))
+        except StoreUnavailableError as error:
+            caught.append(error)
+
+    async with CheckpointStore(backend) as store:
+        backend.broken = True
+        async with anyio.create_task_group() as tasks:
+            for n in range(20):
+                tasks.start_soon(try_it, store, f"job-{n}")
+    assert len({id(error) for error in caught}) == 20
+    assert len({str(error) for error in caught}) == 1
+    assert all(isinstance(error.__cause__, KeyError) for error in caught)
+    assert max(_length(error) for error in caught) < 20
+
+
+def _length(error: BaseException) -> int:
+    trace, length = error.__traceback__, 0
+    while trace is not None:
+        trace, length = trace.tb_next, length + 1
+    return length

@@ -1,0 +1,270 @@
+"""From step to step in one function: whatever takes the short way is stored as the long way would have stored it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+
+from longrun import (
+    ExecutionFailedError,
+    Executor,
+    ExecutorConfig,
+    Goto,
+    MemoryCheckpointStore,
+    Repeat,
+    RetentionPolicy,
+    StepContext,
+    StepRegistry,
+)
+from longrun.moves import Completed, End, Final, Move, Passed, Passing, ending, is_passing, passing
+from longrun.records import ExecutionState
+from longrun.stored import Boundary, Head, Save, Write
+from longrun.stores.base import Answer
+from longrun.testing import ManualClock
+from longrun.testing.samples import NOW, head, owned
+
+BIG = "x" * 10_000
+
+
+@attrs.define
+class Count:
+    n: int = 0
+
+
+def flows() -> StepRegistry:
+    """Workflows of which some steps take the short way and others cannot."""
+    registry = StepRegistry()
+
+    @registry.step
+    async def add(state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "n": state["n"] + 1}
+
+    @registry.step
+    async def noting(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
+        async for _ in ctx.each("items", range(3)):
+            ctx.local["seen"] = ctx.local.get("seen", 0) + 1
+        return {**state, "seen": ctx.local["seen"]}
+
+    @registry.step
+    async def looking(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "at": [ctx.step_index, ctx.attempt]}
+
+    @registry.step
+    async def twice(ctx: StepContext, state: dict[str, Any]) -> Any:
+        return Repeat({**state, "n": state["n"] + 1}) if ctx.iteration == 0 else state
+
+    @registry.step
+    async def skip(state: dict[str, Any]) -> Goto:
+        return Goto("last", state)
+
+    @registry.step
+    async def grow(state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "big": BIG}
+
+    @registry.step
+    async def shrink(state: dict[str, Any]) -> dict[str, Any]:
+        return {"n": state["n"], "f": 0.5, "deep": {"a": [1, {"b": None}]}}
+
+    @registry.step
+    def in_a_thread(state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "n": state["n"] + 1}
+
+    @registry.step
+    async def typed(state: dict[str, Any]) -> Count:
+        return Count(state["n"])
+
+    @registry.step
+    async def untyped(state: Count) -> dict[str, Any]:
+        return {"n": state.n}
+
+    @registry.step
+    async def last(state: dict[str, Any]) -> dict[str, Any]:
+        return {"n": state["n"], "last": True}
+
+    registry.workflow("plain", [add] * 15)
+    registry.workflow("mixed", [add, noting, looking, add, twice, grow, add, shrink, in_a_thread, typed, untyped, last])
+    registry.workflow("jump", [add, skip, add, last])
+    registry.workflow("alone", [last])
+    return registry
+
+
+async def stored(name: str, history: int) -> tuple[Any, ...]:
+    """Everything that is left of an execution, by a clock of its own."""
+    clock = ManualClock(autojump=True)
+    store = MemoryCheckpointStore(clock=clock)
+    config = ExecutorConfig(retention=RetentionPolicy(history=history), heartbeat_interval=600, lease_ttl=1800)
+    async with store, Executor(flows(), store=store, clock=clock, config=config) as executor:
+        result = await (await executor.start(name, {"n": 0}, id="a")).result()
+        loaded = await store.load("a")
+        rows = await store.boundaries("a")
+    whole = attrs.evolve(loaded.head, started=None, updated=0.0, ended=None, fence=0)
+    lines = [attrs.evolve(row, started=None, ended=0.0) for row in rows]
+    return result, whole, lines, loaded.kept, loaded.boundary.data, dict(loaded.blobs), dict(loaded.entries)
+
+
+async def never(runner: Any) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("history", [1, 3, 10])
+@pytest.mark.parametrize("name", ["plain", "mixed", "jump", "alone"])
+async def test_the_short_way_leaves_what_the_long_way_leaves(
+    monkeypatch: pytest.MonkeyPatch, name: str, history: int
+) -> None:
+    """I7: the same rows, numbers, states, and the same of them kept."""
+    short = await stored(name, history)
+    monkeypatch.setattr("longrun.runner.stride", never)
+    assert short == await stored(name, history)
+
+
+async def test_most_writes_are_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[type] = []
+    store = MemoryCheckpointStore()
+    commit = store.backend.commit
+
+    def noted(batch: Sequence[Write]) -> list[Answer]:
+        kinds.extend(map(type, batch))
+        return commit(batch)
+
+    monkeypatch.setattr(store.backend, "commit", noted)
+    async with Executor(flows(), store=store) as executor:
+        await (await executor.start("plain", {"n": 0})).result()
+    assert [kinds.count(kind) for kind in (Move, End, Save)] == [14, 1, 0]
+
+
+async def test_who_listens_hears_of_every_step() -> None:
+    told: list[str] = []
+    async with Executor(flows(), store="memory:", on_event=lambda event: told.append(event.type.value)) as executor:
+        await (await executor.start("plain", {"n": 0})).result()
+    assert told.count("step_started") == told.count("step_completed") == 15
+
+
+async def test_a_listener_that_comes_later_hears_of_the_steps_from_then_on() -> None:
+    registry, arrived, go = StepRegistry(), anyio.Event(), anyio.Event()
+
+    @registry.step
+    async def wait(state: dict[str, Any]) -> dict[str, Any]:
+        arrived.set()
+        await go.wait()
+        return state
+
+    @registry.step
+    async def on(state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    registry.workflow("w", [on, wait, on])
+    async with Executor(registry, store="memory:") as executor:
+        run = await executor.start("w", {})
+        await arrived.wait()
+        async with executor.events() as events:
+            go.set()
+            await run.result()
+            told = [(await anext(events)).type.value for _ in range(3)]
+    assert told == ["checkpointed", "step_completed", "step_started"]
+
+
+async def test_a_context_of_an_earlier_step_is_closed_though_steps_without_one_follow() -> None:
+    registry, kept = StepRegistry(), []
+
+    @registry.step
+    async def leaks(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
+        kept.append(ctx)
+        return state
+
+    @registry.step
+    async def tries(state: dict[str, Any]) -> dict[str, Any]:
+        with pytest.raises(Exception, match="has ended"):
+            await kept[0].checkpoint()
+        return {"tried": True}
+
+    registry.workflow("w", [leaks, tries, tries])
+    async with Executor(registry, store="memory:") as executor:
+        assert await (await executor.start("w", {})).result() == {"tried": True}
+
+
+async def test_a_failure_on_the_short_way_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error, its traceback and the state in its frames are kept by nobody once it is told."""
+    registry = StepRegistry()
+
+    class Heavy:
+        alive = 0
+
+        def __init__(self) -> None:
+            Heavy.alive += 1
+
+        def __del__(self) -> None:
+            Heavy.alive -= 1
+
+    @registry.step
+    async def first(state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    @registry.step
+    async def breaks(state: dict[str, Any]) -> dict[str, Any]:
+        held = Heavy()
+        raise ValueError(f"with {held}")
+
+    registry.workflow("w", [first, breaks, first])
+    gc.collect()
+    gc.disable()
+    try:
+        async with Executor(registry, store="memory:", config=ExecutorConfig(max_retries=0)) as executor:
+            run = await executor.start("w", {})
+            with pytest.raises(ExecutionFailedError):
+                await run.result()
+            assert Heavy.alive == 0
+    finally:
+        gc.enable()
+
+
+# the records
+
+
+def plain(record: Any, kind: type) -> Any:
+    return kind(**{field.name: getattr(record, field.name) for field in attrs.fields(kind)})
+
+
+@pytest.mark.parametrize("make", [passing, ending])
+def test_a_lean_record_equals_the_plain_one_and_is_changed_into_it(make: Any) -> None:
+    move = make("a", owned("a").head, "one", NOW, b"{}", 3, None)
+    for record, kind in ((move.head, Head), (move.boundary, Boundary), (move, Save)):
+        same = plain(record, kind)
+        assert (record == same, same == record) == (True, True)
+        assert type(attrs.evolve(record)) is kind
+        assert attrs.evolve(record) == record
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(record)
+    assert move.head != plain(attrs.evolve(move.head, note="another"), Head)
+    assert move.head != move.boundary
+    assert repr(move.head).startswith(type(move.head).__name__)
+
+
+@pytest.mark.parametrize("kind", [Passing, Completed, Passed, Final, Move, End])
+def test_what_stands_in_the_class_cannot_be_set(kind: type) -> None:
+    """So that nobody changes it in one by mistake: it would be gone in the store."""
+    record: Any = object.__new__(kind)
+    name = "error" if issubclass(kind, Head | Boundary) else "clear"
+    with pytest.raises(AttributeError):
+        setattr(record, name, "oh")
+
+
+@pytest.mark.parametrize(
+    ("fields", "passes"),
+    [
+        ({}, True),
+        ({"crashes": 3, "due": NOW, "error": "old", "note": "half", "done": 1.0}, True),
+        ({"hold": True}, False),
+        ({"attempt": 1}, False),
+        ({"signal": "go"}, False),
+        ({"reason": "why"}, False),
+        ({"ended": NOW}, False),
+    ],
+)
+def test_only_what_a_boundary_leaves_behind_may_be_left_out(fields: dict[str, Any], passes: bool) -> None:
+    assert is_passing(head(**fields)) is passes
+    assert not is_passing(head(ExecutionState.RESUMING, **fields))
