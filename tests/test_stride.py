@@ -46,13 +46,13 @@ def flows() -> StepRegistry:
 
     @registry.step
     async def noting(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
-        async for _ in ctx.each("items", range(3)):
+        async for _ in ctx.each("items", range(3), every=1):
             ctx.local["seen"] = ctx.local.get("seen", 0) + 1
         return {**state, "seen": ctx.local["seen"]}
 
     @registry.step
     async def looking(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
-        return {**state, "at": [ctx.step_index, ctx.attempt]}
+        return {**state, "at": [ctx.step_index, ctx.attempt, dict(ctx.local)]}
 
     @registry.step
     async def twice(ctx: StepContext, state: dict[str, Any]) -> Any:
@@ -71,6 +71,10 @@ def flows() -> StepRegistry:
         return {"n": state["n"], "f": 0.5, "deep": {"a": [1, {"b": None}]}}
 
     @registry.step
+    async def let_go(state: dict[str, Any]) -> dict[str, Any]:
+        return {"n": state["n"]}
+
+    @registry.step
     def in_a_thread(state: dict[str, Any]) -> dict[str, Any]:
         return {**state, "n": state["n"] + 1}
 
@@ -87,7 +91,8 @@ def flows() -> StepRegistry:
         return {"n": state["n"], "last": True}
 
     registry.workflow("plain", [add] * 15)
-    registry.workflow("mixed", [add, noting, looking, add, twice, grow, add, shrink, in_a_thread, typed, untyped, last])
+    registry.workflow("mixed", [add, noting, looking, let_go, add, twice, shrink, in_a_thread, typed, untyped, last])
+    registry.workflow("large", [add, grow, add, let_go, add, grow, let_go, *[add] * 12])
     registry.workflow("jump", [add, skip, add, last])
     registry.workflow("alone", [last])
     return registry
@@ -101,10 +106,11 @@ async def stored(name: str, history: int) -> tuple[Any, ...]:
     async with store, Executor(flows(), store=store, clock=clock, config=config) as executor:
         result = await (await executor.start(name, {"n": 0}, id="a")).result()
         loaded = await store.load("a")
-        rows = await store.boundaries("a")
+        rows, size = await store.boundaries("a"), await store.size("a")
     whole = attrs.evolve(loaded.head, started=None, updated=0.0, ended=None, fence=0)
     lines = [attrs.evolve(row, started=None, ended=0.0) for row in rows]
-    return result, whole, lines, loaded.kept, loaded.boundary.data, dict(loaded.blobs), dict(loaded.entries)
+    kept = loaded.kept, loaded.boundary.data, dict(loaded.blobs), dict(loaded.entries), size
+    return result, whole, lines, *kept
 
 
 async def never(runner: Any) -> bool:
@@ -112,7 +118,7 @@ async def never(runner: Any) -> bool:
 
 
 @pytest.mark.parametrize("history", [1, 3, 10])
-@pytest.mark.parametrize("name", ["plain", "mixed", "jump", "alone"])
+@pytest.mark.parametrize("name", ["plain", "mixed", "large", "jump", "alone"])
 async def test_the_short_way_leaves_what_the_long_way_leaves(
     monkeypatch: pytest.MonkeyPatch, name: str, history: int
 ) -> None:

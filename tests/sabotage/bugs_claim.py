@@ -74,7 +74,7 @@ def lease_not_given_back() -> None:
 @bug("poison-never-blocked", "tests/test_poison.py::test_after_max_crashes_it_is_blocked_and_resume_frees_it")
 def poison_never_blocked() -> None:
     """No number of crashes is too many."""
-    edit("longrun.runner", "Runner._take_up", "head.crashes >= self._executor.config.max_crashes", "False")
+    edit("longrun.runner", "Runner._take_up", "head.crashes >= self.crew.config.max_crashes", "False")
     edit("longrun.startup", "unusable", "head.crashes >= executor.config.max_crashes", "False")
 
 

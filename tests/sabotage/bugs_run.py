@@ -290,3 +290,34 @@ def key_changes_with_the_attempt() -> None:
 def told_and_stored_are_two() -> None:
     """An order that was told and taken back is obeyed when it has been stored."""
     replace("longrun.runner", "Runner.told_and_stored", lambda original: lambda self, number, order: None)
+
+
+@bug("short-way-past-an-order", "tests/test_pause.py", "tests/test_cancel.py")
+def short_way_past_an_order() -> None:
+    """From step to step, nobody looks whether something is to be obeyed."""
+    edit(
+        "longrun.stride",
+        "stride",
+        "if runner.attention or index > last",
+        "if index > last",
+        " or inbox or crew",
+        " or crew",
+    )
+
+
+@bug("short-way-keeps-progress", "tests/test_stride.py::test_the_short_way_leaves_what_the_long_way_leaves")
+def short_way_keeps_progress() -> None:
+    """What a step has noted of its progress is not cleared by the short write behind it."""
+    edit("longrun.book", "Book.pass_on", " or (ledger is not None and ledger.used)", "")
+
+
+@bug("short-way-keeps-quiet", "tests/test_stride.py::test_a_listener_that_comes_later_hears_of_the_steps_from_then_on")
+def short_way_keeps_quiet() -> None:
+    """Who begins to listen while a step runs is not told how it ended."""
+    edit("longrun.book", "Book.pass_on", " or self._bus.active", "")
+
+
+@bug("short-way-forgets-blobs", "tests/test_stride.py::test_the_short_way_leaves_what_the_long_way_leaves")
+def short_way_forgets_blobs() -> None:
+    """A small state behind a large one leaves its blobs where they are."""
+    edit("longrun.snapshot", "Snapshots.take_flat", "self._parts or self._blobs_of or ", "")

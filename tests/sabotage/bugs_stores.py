@@ -213,8 +213,8 @@ def announced_too_late() -> None:
         "announced, late = self._announced, [0]",
         "self._announced += gathered.announce",
         "late.append(gathered.announce)",
-        "self._known.keep_owned(ids)",
-        "self._known.keep_owned(ids); self._announced += late[-1]",
+        "self._known.keep_owned(loose)",
+        "self._known.keep_owned(loose); self._announced += late[-1]",
     )
 
 
@@ -372,3 +372,15 @@ def parts_exchanged_unseen() -> None:
 def moved_takes_orders() -> None:
     """A store goes on acknowledging signals and cancels for what was moved to another one."""
     replace("longrun.stored", "was_moved", lambda original: lambda head: False)
+
+
+@bug("moves-are-not-fenced", *_in_store("sqlite", "TestSQLiteStore", "test_a_bad_move_fails_alone"))
+def moves_are_not_fenced() -> None:
+    """From step to step, SQLite does not look whose the execution is."""
+    edit("longrun.stores._sqlite.batch", "Batch._pass", "row.fence != head.fence or ", "")
+
+
+@bug("moves-may-be-missing", *_in_store("sqlite", "TestSQLiteStore", "test_a_bad_move_fails_alone"))
+def moves_may_be_missing() -> None:
+    """From step to step, SQLite does not look whether the write before this one has come."""
+    edit("longrun.stores._sqlite.batch", "Batch._pass", "row.revision != revision - 1", "row.revision > revision - 1")
