@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -191,14 +191,16 @@ class Desk:
             return definition
         return attrs.evolve(definition, metadata={**definition.metadata, TRACE: trace})
 
-    async def store_new(self, made: Create) -> bool:
+    def store_new(self, made: Create) -> Awaitable[bool]:
         """Store a new execution; False if its id is taken."""
+        return self.store.create(made) if self.telemetry is None else self._store_watched(made, self.telemetry)
+
+    async def _store_watched(self, made: Create, telemetry: Watch) -> bool:
         created = False
         try:
             created = await self.store.create(made)
         finally:
-            if self.telemetry is not None:
-                self.telemetry.created(made.definition, created)
+            telemetry.created(made.definition, created)
         return created
 
     async def forked(

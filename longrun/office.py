@@ -90,7 +90,8 @@ class Office(QueueDesk, Crew, abc.ABC):
         found = self.find_workflow(workflow)
         made = self.new(found, state, head, id=id, metadata=metadata, queue=queue, priority=priority)
         await self.note_queue(queue)
-        await self.create_or_find(made, found)
+        if not await self.create(made):
+            await self.find_or_create(made, found)
         return ExecutionHandle(self, made.id)
 
     async def fork(

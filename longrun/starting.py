@@ -59,19 +59,22 @@ class Starting(ControlRoom, abc.ABC):
 
     async def start_new(self, made: Create, workflow: Workflow) -> None:
         """Store a new execution and run it here; if its id is taken, take up what is stored there."""
-        loaded = await self.create_or_find(made, workflow)
+        if await self.create(made):
+            return
+        loaded = await self.find_or_create(made, workflow)
         if loaded is None:
             return
         if made.id not in self.runners and loaded.head.state in TAKEN_BY_START:
             await self.take_over(loaded, frozenset(TAKEN_BY_START))
 
-    async def create_or_find(self, made: Create, workflow: Workflow) -> Loaded | None:
-        """None if it was created, otherwise what has its id. One that is deleted in this very moment gives way."""
+    async def find_or_create(self, made: Create, workflow: Workflow) -> Loaded | None:
+        """What has the id of one that could not be created for it; None if it could be now. One that is deleted in this
+        very moment gives way."""
         for _ in range(TRIES):
-            if await self.create(made):
-                return None
             with contextlib.suppress(ExecutionNotFoundError):
                 return await self.existing(made.id, workflow)
+            if await self.create(made):
+                return None
         return await self.existing(made.id, workflow)
 
     async def create(self, made: Create, **data: Any) -> bool:

@@ -7,7 +7,7 @@ speak to a store through this class; a backend knows none of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -379,18 +379,18 @@ class CheckpointStore:
 
     # plumbing
 
-    async def _write(self, write: Write) -> Any:
-        return await self._answer(partial(self._writer.put, write))
+    def _write(self, write: Write) -> Awaitable[Any]:
+        return self._answer(write, None)
 
-    async def _call(self, function: Callable[[], Any]) -> Any:
-        return await self._answer(partial(self._writer.call, function))
+    def _call(self, function: Callable[[], Any]) -> Awaitable[Any]:
+        return self._answer(None, function)
 
-    async def _answer(self, start: Callable[[Done, Loop], None]) -> Any:
+    async def _answer(self, write: Write | None, function: Callable[[], Any] | None) -> Any:
         loop = current_loop()
         while (room := self._writer.room(loop)) is not None:
             await room
         waiter = loop.waiter()
-        start(waiter, loop)
+        self._writer.add((waiter, loop, write, function))
         answer = await waiter
         if isinstance(answer, LongrunError):
             raise answer

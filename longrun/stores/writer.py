@@ -75,12 +75,9 @@ class Writer:
         self._waiting.append((loop, waiter))
         return waiter
 
-    def put(self, write: Write, done: Done, loop: Loop | None) -> None:
-        """Queue a write. `done` gets its answer in `loop`, or in the writer's thread if that is None."""
-        self.add((done, loop, write, None))
-
     def call(self, function: Callable[[], Any], done: Done, loop: Loop | None) -> None:
-        """Queue anything else the backend does in the writer's thread, in order with the writes."""
+        """Queue anything that the backend does in the writer's thread, in order with the writes. `done` gets its answer
+        in `loop`, or in the writer's thread if that is None."""
         self.add((done, loop, None, function))
 
     def add(self, job: Job) -> None:

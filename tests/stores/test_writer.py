@@ -117,7 +117,7 @@ def test_a_writer_that_was_never_started_can_be_stopped_and_takes_nothing(backen
     made.stop()
     answers: list[Any] = []
     with pytest.raises(StoreUnavailableError, match="not open"):
-        made.put(create("a"), answers.append, None)
+        made.add((answers.append, None, create("a"), None))
     assert answers == []
 
 
@@ -136,7 +136,7 @@ def test_stopping_waits_for_what_is_queued() -> None:
     writer.start()
     assert writer._thread is not None
     assert writer._thread.daemon  # a program that ends without closing its store does not hang
-    writer.put(create("a"), answers.append, None)
+    writer.add((answers.append, None, create("a"), None))
     stopping = threading.Thread(target=writer.stop)
     stopping.start()
     stopping.join(0.2)
@@ -160,7 +160,7 @@ def test_a_write_that_cannot_be_sealed_is_refused_and_the_others_of_its_batch_ar
     writer = Writer(backend, sealed)
     writer.start()
     for id in ("a", "secret", "broken", "b"):
-        writer.put(create(id), answers.append, None)
+        writer.add((answers.append, None, create(id), None))
     writer.stop()
     assert [answers[0], answers[3]] == [True, True]
     assert isinstance(answers[1], CodecError)

@@ -31,8 +31,8 @@ from longrun.stores._sqlite.ready import UNSTORABLE, Part, Ready, ReadyCreate, R
 from longrun.stores.assemble import fits
 from longrun.stores.base import KEYS_REMEMBERED, Answer
 
-GROUPS = (256, 64, 16, 4, 1)
-"""How many rows are inserted by one statement: few different sizes, so that the statements are prepared once."""
+MOST_ROWS = 512
+"""That one statement inserts. All sizes are powers of two: they are few, so that the statements are prepared once."""
 ROWS_REMEMBERED = 50_000
 ENDED = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
 _FINISHED = frozenset(state.value for state in ExecutionState if state.finished)
@@ -384,12 +384,16 @@ class Batch:
     def _insert(self, statement: str, values: list[Any]) -> None:
         """Many rows with each statement: while it runs the interpreter is free for the steps, which it is not in
         between two rows that are inserted one by one."""
-        width, done, most = statement.count("?"), 0, self._connection.getlimit(SQLITE_LIMIT_VARIABLE_NUMBER)
-        for number in GROUPS:
-            size = number * width
-            while size <= min(len(values) - done, max(most, width)):
-                self._connection.execute(sql.for_many(statement, number), values[done : done + size])
-                done += size
+        if not values:
+            return
+        width, done = statement.count("?"), 0
+        rows = len(values) // width
+        most = min(MOST_ROWS, self._connection.getlimit(SQLITE_LIMIT_VARIABLE_NUMBER) // width)
+        while rows:
+            number = 1 << (min(rows, max(most, 1)).bit_length() - 1)
+            self._connection.execute(sql.for_many(statement, number), values[done : done + number * width])
+            done += number * width
+            rows -= number
 
     def _many(self, statement: str, values: list[Any]) -> None:
         if values:
