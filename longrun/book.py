@@ -18,7 +18,7 @@ from longrun.events import EventType
 from longrun.items import LOOK_EVERY
 from longrun.ledger import Ledger
 from longrun.loops import Waiter
-from longrun.moves import Passing, ending, is_passing, passing
+from longrun.moves import Move, Passing, ending, is_passing, passing
 from longrun.outbox import Outbox
 from longrun.port import StepInfo
 from longrun.records import Progress
@@ -78,7 +78,7 @@ class Book:
         self.outbox = Outbox(executor, self.id, executor.loop, self._tell)
         self.progress: Progress | None = None
         self._value = value
-        self._boundary = loaded.boundary
+        self._crossed: Boundary | Move = loaded.boundary
         self._blobs = loaded.blobs
         self._snapshots = Snapshots(executor.config.retention.history)
         self._snapshots.restore(loaded.boundary.data or b"null", loaded.blobs, loaded.kept)
@@ -98,6 +98,12 @@ class Book:
             return definition, KNOWN
         workflow = registry.resolve(definition.workflow)
         return named(definition, workflow.steps, workflow.version), (workflow.steps, workflow.version)
+
+    @property
+    def _boundary(self) -> Boundary:
+        """The one whose state the execution has now."""
+        last = self._crossed
+        return last.boundary if isinstance(last, Move) else last
 
     @property
     def step_name(self) -> str | None:
@@ -251,7 +257,7 @@ class Book:
             return None
         make = ending if ends else passing
         move = make(self.id, head, steps[head.step], self._clock.now(), taken[0], len(steps), taken[1])
-        self._value, self._boundary, self.head, self.progress = value, move.boundary, move.head, None
+        self._value, self._crossed, self.head, self.progress = value, move, move.head, None
         waiter = self._loop.waiter()
         self.outbox.push(move, None if self.on_progress is None else (), waiter)
         return waiter
@@ -269,7 +275,7 @@ class Book:
         """Take a boundary into the next write, and what was true of the visit before it out of memory."""
         if snapshot is not None:
             self._value = value
-            self._boundary = boundary
+            self._crossed = boundary
             if snapshot.names or self._blobs:
                 known = self._blobs
                 self._blobs = {name: known[name] for name in snapshot.names if name in known} | dict(snapshot.new)

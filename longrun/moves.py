@@ -80,17 +80,31 @@ class Final(Passed):
 
 
 class Move(Lean, Save):
-    """A save that crosses one boundary, from a step to the one that stands behind it, and does nothing else."""
+    """A save that crosses one boundary, from a step to the one that stands behind it, and does nothing else. What the
+    boundary says that the head does not are `name`, `started` and `data`."""
 
-    __slots__ = ("boundary",)
+    __slots__ = ("_boundary", "data", "name", "started")
 
     head: Passing
-    boundary: Passed
+    name: str
+    started: float | None
+    data: bytes
+    _boundary: Boundary | None
     blobs = put = EMPTY
     clear = False
     drop = take = drop_blobs = ()
     steps = None
     version = "1"
+
+    @property
+    def boundary(self) -> Boundary:
+        """Made when it is asked for."""
+        if self._boundary is None:
+            self._boundary = self._crossed()
+        return self._boundary
+
+    def _crossed(self) -> Boundary:
+        return _behind(self, object.__new__(Passed))
 
     @property
     def boundaries(self) -> tuple[Boundary, ...]:  # type: ignore[override]  # never set
@@ -103,7 +117,17 @@ class End(Move):
     __slots__ = ()
 
     head: Completed  # type: ignore[assignment]
-    boundary: Final
+
+    def _crossed(self) -> Boundary:
+        return _behind(self, object.__new__(Final))
+
+
+def _behind(move: Move, boundary: Passed) -> Boundary:
+    head = move.head
+    boundary.seq, boundary.next, boundary.visit, boundary.ended = head.seq, head.step, head.visit, head.updated
+    boundary.step, boundary.name, boundary.started = head.step - 1, move.name, move.started
+    boundary.data, boundary.size = move.data, len(move.data)
+    return boundary
 
 
 def is_passing(head: Head) -> bool:
@@ -115,31 +139,24 @@ def is_passing(head: Head) -> bool:
 def passing(id: str, head: Head, name: str, ended: float, data: bytes, total: int, keep_from: int | None) -> Move:
     """The move from the step in flight to the one behind it, for a head that `is_passing`. As `crossed`, `moved` and
     `saving` would make it, in one."""
-    boundary: Passed = object.__new__(Passed)
     after: Passing = object.__new__(Passing)
+    after.fence, after.owner, after.revision, after.seq = head.fence, head.owner, head.revision + 1, head.seq + 1
+    after.step = to = head.step + 1
+    after.visit, after.progress = head.visit + 1, to / total
+    after.started = after.updated = ended
     move: Move = object.__new__(Move)
-    boundary.step, boundary.name, boundary.started = head.step, name, head.started
-    boundary.data, boundary.size = data, len(data)
-    boundary.seq = after.seq = head.seq + 1
-    boundary.next = after.step = to = head.step + 1
-    boundary.visit = after.visit = head.visit + 1
-    boundary.ended = after.started = after.updated = ended
-    after.fence, after.owner, after.revision, after.progress = head.fence, head.owner, head.revision + 1, to / total
-    move.id, move.head, move.boundary, move.keep_from = id, after, boundary, keep_from
+    move.id, move.head, move.keep_from, move._boundary = id, after, keep_from, None
+    move.name, move.started, move.data = name, head.started, data
     return move
 
 
 def ending(id: str, head: Head, name: str, ended: float, data: bytes, total: int, keep_from: int | None) -> End:
     """The end of an execution behind the step in flight, in the same way."""
-    boundary: Final = object.__new__(Final)
     after: Completed = object.__new__(Completed)
+    after.fence, after.revision, after.seq = head.fence, head.revision + 1, head.seq + 1
+    after.step, after.visit = total, head.visit + 1
+    after.updated = after.ended = ended
     end: End = object.__new__(End)
-    boundary.step, boundary.name, boundary.started = head.step, name, head.started
-    boundary.data, boundary.size = data, len(data)
-    boundary.seq = after.seq = head.seq + 1
-    boundary.next = after.step = total
-    boundary.visit = after.visit = head.visit + 1
-    boundary.ended = after.updated = after.ended = ended
-    after.fence, after.revision = head.fence, head.revision + 1
-    end.id, end.head, end.boundary, end.keep_from = id, after, boundary, keep_from
+    end.id, end.head, end.keep_from, end._boundary = id, after, keep_from, None
+    end.name, end.started, end.data = name, head.started, data
     return end

@@ -49,7 +49,7 @@ class Shelter:
     async def open(self) -> None:
         """With trio, to be closed in the task that opens it. With asyncio it has a task of its own: fixtures of tests
         and cells of notebooks enter in one task and leave in another."""
-        self._program = current_task()
+        self._program, self._loop = current_task(), current_loop()
         if self._program is None:
             self._outer = await anyio.create_task_group().__aenter__()
             self._outer.start_soon(self._stand, name="longrun-shelter")
@@ -126,7 +126,7 @@ class Shelter:
         elif self._own_task is None:
             self.start(function, *args, name=name)
         else:
-            scope = current_loop().scope()
+            scope = self._loop.scope()
             self._plain[scope] = self._own_task.get_loop().create_task(
                 self._run_plain(scope, function, *args), name=name
             )

@@ -76,11 +76,11 @@ def _head_place(id: str, state: str, fence: int, owner: str | None, words: str) 
 def move_columns(move: Move) -> ReadyMove:
     """What `head_columns` and `boundary_columns` give of a move: numbers and checksum of the head, which has no words,
     and the columns of the boundary."""
-    id, h, b = move.id, move.head, move.boundary
-    seq, step, visit, ended, started, data = h.seq, h.step, h.visit, h.updated, b.started, b.data
+    id, h, started, data = move.id, move.head, move.started, move.data
+    seq, step, visit, ended = h.seq, h.step, h.visit, h.updated
     head = _HEAD.pack(h.revision, seq, step, visit, 0, 0, 0, False, ended, h.progress, 0, ended, _NAN, _NAN, _NAN)
-    numbers = _BOUNDARY.pack(b.step, 1, step, visit, 0, b.size, _NAN if started is None else started, ended)
-    words, place = _names("step", b.name), boundary_place(id, seq)
+    numbers = _BOUNDARY.pack(step - 1, 1, step, visit, 0, len(data), _NAN if started is None else started, ended)
+    words, place = _names("step", move.name), boundary_place(id, seq)
     crc = crc32(numbers, crc32(words.encode(), place))
     columns = seq, bytearray(numbers), words, crc, crc32(data, place), "", bytearray(data)
     return move, bytearray(head), crc32(head, _head_place(id, "running", h.fence, h.owner, "")), columns
