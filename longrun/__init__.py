@@ -6,10 +6,12 @@ The map follows the life of an execution; what stands further up mostly uses wha
     start       executor    run many; office: what clients do too; desk, control_room: look and control
     claim       sweep       take up what nobody alive runs; lease and life: who is alive, whose it is
                 gates       take from limited queues; queues: their limits; fitness: what the code can go on with
-    run         runner      one execution, step by step; control: obey pause, resume, cancel, retry
+    run         runner      one execution, step by step; stride: in one go while nothing stands in the way
+                control     obey pause, resume, cancel, retry
                 attempt     one call of a step; threads, process: where the function is called
                 context     what a step sees; items, branches, ledger: progress inside a step
     checkpoint  book        every write of an owned execution; snapshot, outbox: its bytes, its way to the store
+                moves       the writes that there are most of
                 stores      where it is kept; codec, seal: how values become bytes
     event       events      what happened, told after it is durable
     finish      handle      the result, whichever process made it

@@ -112,7 +112,7 @@ class Attempt:
     stopped = False
     """Whether somebody has stopped it. Its scope may be cancelled then, or if the step has a time-out."""
     used = False
-    """Whether its context was asked for: otherwise it has noted nothing, and tells nothing of its progress."""
+    """Whether its context was asked for, or where it is: otherwise it has noted nothing, and nobody has heard of it."""
     save_at = math.inf
     left: Leftovers | None = None
     """The step threads that it has left behind, if it was stopped while they ran on; or none, which is false."""
@@ -149,6 +149,7 @@ class Attempt:
     def info(self) -> StepInfo:
         if self._info is None:
             self._info = self._host.step_info(self.step)
+            self.used = True
         return self._info
 
     async def run(self, engine: Engine, state: Any) -> Outcome:
