@@ -145,7 +145,7 @@ class Sweeper:
             states=self.claims.states,
             workflows=executor.known_workflows(),
             queues=executor.queues,
-            dead=dead,
+            dead=frozenset() if self.dead.are_taken_from else dead,
             limit=min(room, BATCH),
         )
         taken = await self._take_due(claim)
