@@ -42,6 +42,11 @@ class Dead:
         self.are_buried_later = False
         """Whether the pass at start is under way, which takes what they had and buries them itself in the end."""
 
+    @property
+    def are_taken_from(self) -> bool:
+        """Whether the pass at start is taking what they had: the sweep would only stand in its way."""
+        return self.are_buried_later and not self._executor.leaves_to_sweep
+
     async def owners(self) -> tuple[frozenset[str], frozenset[str]]:
         """Who lives, and who does not."""
         owners = await self._executor.store.owners()

@@ -16,14 +16,16 @@ from longrun.dead import Dead
 from longrun.errors import CodecError, ExecutionNotFoundError, KeyUnavailableError
 from longrun.fitness import unusable
 from longrun.gates import Gates
+from longrun.queues import IN_STEPS
 from longrun.records import ExecutionState, ResumeReport
-from longrun.stored import Definition, Loaded, Query, Stored
+from longrun.stored import Claim, Definition, Loaded, Query, Stored
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
+    from longrun.runner import Runner
 
 State = ExecutionState
-STARTUP_STATES = frozenset({State.RUNNING, State.RESUMING, State.PAUSED, State.BLOCKED})
+STARTUP_STATES = IN_STEPS | {State.PAUSED, State.BLOCKED}
 
 
 @define
@@ -39,31 +41,95 @@ class Startup:
     def __init__(self, executor: Crew, claims: Claims, gates: Gates, dead: Dead) -> None:
         self._executor, self._claims, self._gates, self._dead = executor, claims, gates, dead
         self._report = _Report()
+        self._left: list[Runner] = []
+        """Of what the dead had left in a step."""
 
     async def run(self) -> ResumeReport:
         """Take up every interrupted execution of a workflow known here; the report says what became of each."""
-        await self._gates.look()
         self._dead.are_buried_later = True
+        dead: frozenset[str] = frozenset()
         try:
-            await self._take_pages()
+            await self._gates.look()
+            alive, dead = await self._dead.owners()
+            states = STARTUP_STATES - IN_STEPS if await self._take_left(dead) else STARTUP_STATES
+            await self._take_pages(alive, dead, states)
         finally:
             self._dead.are_buried_later = False
+            if dead:
+                self._executor.stir()  # the sweep has left them to us, and may have room for what we leave to it
         holders = await self._dead.holders()
         alive, dead = await self._dead.owners()
         await self._dead.bury(dead | holders - alive)
         found = self._report
         return ResumeReport(resumed=tuple(found.resumed), skipped=found.skipped, blocked=found.blocked)
 
-    async def _take_pages(self) -> None:
-        query = Query(states=STARTUP_STATES, limit=BATCH)
-        alive, dead = await self._dead.owners()
+    async def _take_left(self, dead: frozenset[str]) -> bool:
+        """What the dead left in a step is asked for as it is: to look at it before would cost half as much again. True
+        if nothing else is in a step, and nothing of that is to be looked at."""
+        executor = self._executor
+        if not dead or executor.leaves_to_sweep:
+            return False
+        in_steps = await self._count()
+        claim = Claim(
+            owner=executor.owner,
+            now=executor.clock.now(),
+            states=IN_STEPS,
+            workflows=executor.known_workflows(),
+            queues=executor.queues,
+            dead=dead,
+            limit=BATCH,
+        )
+        for part in [part for queue, part in self._gates.split(claim) if queue is None]:
+            taken = BATCH
+            while taken == BATCH:
+                taken = await self._take_some(part)
+                if len(self._left) >= in_steps and await self._runs_all():
+                    return True
+        return False
+
+    async def _take_some(self, claim: Claim) -> int:
+        async with self._claims.lock:
+            try:
+                taken = await self._claims.ask(claim)
+            except (CodecError, KeyUnavailableError):
+                await self._take_lost()
+                return 0
+            for loaded in taken:
+                await self._take(loaded)
+                if (runner := self._executor.runners.get(loaded.definition.id)) is not None:
+                    self._left.append(runner)
+        return len(taken)
+
+    async def _take_lost(self) -> None:
+        """One of those that were asked for cannot be read. They may be owned here all the same, and are taken one by
+        one; if they are not, they are found with the pages."""
+        executor = self._executor
+        query = Query(owner=executor.owner, states=IN_STEPS, limit=BATCH)
+        owned = [stored.definition.id async for stored in executor.store.find_all(query)]
+        for id in owned:
+            if not executor.has(id):
+                await self._take_one(id, frozenset([executor.owner]))
+
+    async def _runs_all(self) -> bool:
+        """Whether all that is in a step runs here. Only what was in one when it was claimed, and has not said otherwise
+        since, is sure to be among those that are counted."""
+        in_steps, runners = await self._count(), self._executor.runners
+        here = [one for one in self._left if runners.get(one.id) is one and one.head.state in IN_STEPS]
+        return in_steps <= len(here)
+
+    async def _count(self) -> int:
+        return sum((await self._executor.store.count(Query(states=IN_STEPS))).values())
+
+    async def _take_pages(self, alive: frozenset[str], dead: frozenset[str], states: frozenset[ExecutionState]) -> None:
+        query = Query(states=states, limit=BATCH)
+        known = {*self._report.resumed, *self._report.skipped, *self._report.blocked}
         while page := await self._executor.store.find(query):
             last = page[-1].definition
             query = attrs.evolve(query, after=(last.created, last.id))
             if not {stored.head.owner for stored in page} <= alive | dead | {None}:
                 alive, dead = await self._dead.owners()  # somebody may have come since they were asked for
             wanted: list[Stored] = []
-            for stored in page:
+            for stored in [one for one in page if one.definition.id not in known]:
                 reason = await self._not_ours(stored, alive, dead)
                 if reason is None:
                     wanted.append(stored)

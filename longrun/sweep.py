@@ -7,6 +7,7 @@ nothing half done.
 from __future__ import annotations
 
 import heapq
+import time
 from typing import TYPE_CHECKING
 
 import anyio
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 State = ExecutionState
 SHORTEST = 0.02
-"""A sweep follows another after this many seconds at the earliest, however much changes."""
+"""A sweep follows another after this many seconds at the earliest, however much changes and as long as it goes on."""
+AT_ONCE = 5
+"""So many may follow each other at once after a rest of as many times that: a change alone is not kept waiting."""
 HIDDEN = 1.0
 """How long to wait at most while something is due that is not taken here: what becomes due behind it is not seen."""
 
@@ -45,6 +48,8 @@ class Sweeper:
         self._timers: list[tuple[float, str]] = []
         self._learn_at = -1.0
         self._breaks = executor.store.breaks
+        self._spare = float(AT_ONCE)
+        """How many sweeps may do without a breath after them."""
 
     async def resume_all(self) -> ResumeReport:
         """Take up every interrupted execution of a workflow known here; the report says what became of each."""
@@ -57,10 +62,18 @@ class Sweeper:
             changed, began = executor.stirred, executor.clock.monotonic()
             with executor.clock.busy():
                 seconds = await self._sweep()
-                await anyio.sleep(SHORTEST)  # a breath for the machine: real time, whatever the clock
+                await self._breathe()
+            rests = time.monotonic()
             await executor.clock.wait(changed, began + seconds - executor.clock.monotonic())
+            self._spare = min(AT_ONCE, self._spare + (time.monotonic() - rests) / SHORTEST)
             if executor.stirred.is_set():
                 executor.stirred = anyio.Event()
+
+    async def _breathe(self) -> None:
+        """A breath for the machine: real time, whatever the clock. What was spared of it at rest is taken off."""
+        spared = self._spare >= 1
+        self._spare -= spared
+        await anyio.sleep(0 if spared else SHORTEST)
 
     async def _sweep(self) -> float:
         """One sweep; in how many seconds the next one is due, whatever happens."""
@@ -132,7 +145,7 @@ class Sweeper:
             states=self.claims.states,
             workflows=executor.known_workflows(),
             queues=executor.queues,
-            dead=dead,
+            dead=frozenset() if self.dead.are_taken_from else dead,
             limit=min(room, BATCH),
         )
         taken = await self._take_due(claim)

@@ -27,10 +27,11 @@ from longrun import (
     StepContext,
     StepRegistry,
 )
+from longrun.client import Client
 from longrun.runner import Runner
 from longrun.startup import STARTUP_STATES
 from longrun.testing import ManualClock
-from tests.crashing import CrashableExecutor, crash
+from tests.crashing import PATIENCE, CrashableExecutor, crash
 
 ROOT = Path(__file__).parent.parent
 NO_RESUME = ExecutorConfig(auto_resume=False)
@@ -131,6 +132,65 @@ async def test_what_the_sweep_takes_before_the_pass_is_not_loaded_again(store, f
         program.go.set()
         await executor.wait_idle()
         assert await executor.count() == {"completed": 3}
+
+
+async def test_what_the_dead_left_is_taken_without_a_look_at_it(store, monkeypatch):
+    """A thousand that are listed first and claimed then would be read twice."""
+    program = await left(store, "a", "b", "c")
+    program.go = anyio.Event()
+    find, looked = store.find, []
+
+    async def finding(query):
+        page = await find(query)
+        looked.extend(page)
+        return page
+
+    monkeypatch.setattr(store, "find", finding)
+    monkeypatch.setattr("longrun.startup.BATCH", 2)
+    async with Executor(program.registry, store=store, config=NO_RESUME) as executor:
+        report = await executor.auto_resume_all()
+        assert sorted(report.resumed) == ["a", "b", "c"]
+        assert looked == []
+        program.go.set()
+        await executor.wait_idle()
+
+
+@pytest.mark.parametrize("registered", [True, False])
+async def test_what_others_have_is_looked_at_beside_what_the_dead_left(store, registered):
+    """Who lives keeps his; one whose name nobody knows any more, after a power cut say, is dead too."""
+    program = await left(store, "a", "b")
+    last = Program()
+    async with CrashableExecutor(last.registry, store=store, config=NO_RESUME) as dying:
+        await dying.start("work", 1, id="c")
+        await last.begun.wait()
+        await crash(dying)
+    if not registered:
+        async with store:
+            await store.unregister(dying.owner)
+    living = Program()
+    async with Executor(living.registry, store=store, config=NO_RESUME) as alive:
+        await alive.start("work", 1, id="d")
+        await living.begun.wait()
+        async with Executor(program.registry, store=store, config=NO_RESUME) as executor:
+            report = await executor.auto_resume_all()
+            assert sorted(report.resumed) == ["a", "b", "c"]
+            assert report.skipped == {"d": f"owned by {alive.owner}, which is alive"}
+            await executor.wait_idle()
+            assert await executor.count() == {"completed": 3, "running": 1}
+        living.go.set()
+        await alive.wait_idle()
+
+
+async def test_what_waits_for_room_is_swept_when_the_pass_is_over(store):
+    """I4: heartbeats are an hour apart here, and the sweep leaves the dead to the pass while that lasts."""
+    program = await left(store, "a", "b")
+    async with Client(store) as client:
+        await client.limit_queue("default", concurrency=1)
+    config = ExecutorConfig(heartbeat_interval=3600.0, lease_ttl=36_000.0)
+    async with Executor(program.registry, store=store, config=config) as executor:
+        with anyio.fail_after(PATIENCE):
+            for id in "ab":
+                assert await (await executor.handle(id)).result() == 3
 
 
 async def test_what_another_living_executor_runs_is_left_alone(store):

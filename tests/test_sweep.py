@@ -35,7 +35,7 @@ from longrun.seal import Seal
 from longrun.stored import Claim, Loaded, Query, Stored
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
-from longrun.sweep import HIDDEN, SHORTEST
+from longrun.sweep import AT_ONCE, HIDDEN, SHORTEST
 from longrun.testing import ManualClock
 from longrun.testing.interposed import InterposedBackend
 from longrun.testing.samples import create, definition, head, owned
@@ -128,6 +128,34 @@ async def test_when_the_next_sweep_is_due(
     executor.sweeper._timers.append((NOW + 0.5, "a"))
     assert await executor.sweeper._until_due(HEARTBEAT, NOW, taken) == min(seconds, 0.5)
     executor.sweeper._timers.clear()
+
+
+async def test_changes_after_a_rest_are_seen_at_once_and_a_flood_of_them_is_not(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaths: list[float] = []
+    enough, sleep = anyio.Event(), anyio.sleep
+
+    async def noted(seconds: float) -> None:
+        if seconds in (0, SHORTEST):  # of the others that sleep, none does so for that long
+            breaths.append(seconds)
+            if len(breaths) > 3 * AT_ONCE:
+                enough.set()
+        await sleep(seconds)
+
+    async def once() -> int:
+        executor.stir()
+        return 0
+
+    with anyio.fail_after(PATIENCE):
+        await anyio.sleep(2 * AT_ONCE * SHORTEST)
+        monkeypatch.setattr(anyio, "sleep", noted)
+        monkeypatch.setattr(executor.sweeper, "once", once)
+        executor.stir()
+        await enough.wait()
+    executor._sweeping.cancel()
+    assert breaths[: AT_ONCE - 1] == [0] * (AT_ONCE - 1)
+    assert breaths.count(SHORTEST) > AT_ONCE
 
 
 async def test_who_knows_no_workflow_looks_at_the_heartbeat_alone(store: MemoryCheckpointStore) -> None:

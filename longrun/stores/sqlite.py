@@ -5,7 +5,8 @@ Place in the life of an execution: claim, checkpoint, finish.
 One connection writes, in the writer's thread, under a lock between processes (see `_sqlite.file`); each commit is one
 transaction, durable when it returns (WAL, `synchronous=FULL`). Readers have connections of their own and never wait for
 the writer. A counter in the database, looked at when `PRAGMA data_version` moves, tells one process that another has
-sent, created, released or finished something; steps that merely go on do not count.
+sent, created, released or finished something; steps that merely go on do not count. Whoever has moved it touches the
+lock file, so that the others need not look all the time (see `_sqlite.ear`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from longrun.stores._sqlite import find as finding
 from longrun.stores._sqlite import sql
 from longrun.stores._sqlite.batch import Batch, Known
 from longrun.stores._sqlite.claims import give, repair, set_aside_unreadable
+from longrun.stores._sqlite.ear import Ear
 from longrun.stores._sqlite.file import KIND, SAFE_RESET_SQLITE, DatabaseFile, fold_wal, is_busy, translate
 from longrun.stores._sqlite.load import Found, load_all, read_boundaries, read_checkpoint, read_head, read_messages
 from longrun.stores._sqlite.ready import ready
@@ -61,7 +63,7 @@ class SQLiteBackend(StoreBackend):
         self._announced = 0
         """How many of the changes that the database counts were made here. One of ours is counted here before it is
         there: see `_changed`."""
-        self._bell = threading.Event()
+        self._ear = self._new_ear()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._file.path}>"
@@ -74,6 +76,7 @@ class SQLiteBackend(StoreBackend):
         try:
             self._writer = self._connect(reader=False)
             self._watched, self._announced = None, 0
+            self._ear = self._new_ear()
         except BaseException:
             self.close()
             raise
@@ -88,7 +91,11 @@ class SQLiteBackend(StoreBackend):
             for connection in connections:
                 if connection is not None:
                     connection.close()
+        self._ear.close()
         self._file.close()
+
+    def _new_ear(self) -> Ear:
+        return Ear(self._file.lock_path, self.poll_interval)
 
     @contextlib.contextmanager
     def _last_turn(self) -> Iterator[None]:
@@ -138,8 +145,10 @@ class SQLiteBackend(StoreBackend):
             answers, loose = self._write(work)
         except BaseException:
             self._announced = announced
-            self._bell.set()
+            self._ear.wake()
             raise
+        if self._announced != announced:
+            self._file.touch()
         self._known.keep_owned(loose)
         return answers
 
@@ -269,16 +278,17 @@ class SQLiteBackend(StoreBackend):
         while True:
             with _translated():
                 changed = self._changed()
-            if self._bell.is_set() or changed:
-                self._bell.clear()
+            if changed:
+                self._ear.found()
+            if self._ear.was_woken() or changed:
                 return True
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self._bell.wait(min(self.poll_interval, left))
+            self._ear.listen(left)
 
     def wake(self) -> None:
-        self._bell.set()
+        self._ear.wake()
 
     def _changed(self) -> bool:
         """Whether others have moved the counter of changes since the last look. While a commit of ours is under way it

@@ -92,6 +92,11 @@ class FileLock:
             return False
         return True
 
+    def touch(self) -> None:
+        """Let the kernel tell whoever listens. Who is not told looks now and then: nothing depends on it."""
+        with suppress(OSError):
+            os.utime(self._fd)
+
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -135,6 +140,7 @@ class DatabaseFile:
         except FileNotFoundError as error:
             raise StoreSettingsError(KIND, "the working directory is gone; give an absolute path") from error
         self._name = str(self.path)
+        self.lock_path = self.path.with_name(self.path.name + "-lock")
         self.timeout = _checked_timeout(timeout)
         self.lock: FileLock | None = None
         self._place: tuple[int, int] | None = None
@@ -146,7 +152,7 @@ class DatabaseFile:
         try:
             _make_directory(self.path.parent)
             _refuse_strange(self.path)
-            self.lock = FileLock(self.path.with_name(self.path.name + "-lock"), self.timeout)
+            self.lock = FileLock(self.lock_path, self.timeout)
             with self.lock:
                 self._create()
                 self._initialise()
@@ -157,6 +163,11 @@ class DatabaseFile:
         if self.lock is not None:
             self.lock.close()
             self.lock = None
+
+    def touch(self) -> None:
+        """Something was announced, durably: let the other processes hear of it."""
+        if self.lock is not None:
+            self.lock.touch()
 
     def connect(self, *, reader: bool = False) -> sqlite3.Connection:
         """A connection with settings that were seen to take effect. It may be used by one thread at a time."""

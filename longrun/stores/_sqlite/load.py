@@ -19,7 +19,7 @@ from longrun.errors import CorruptDataError
 from longrun.stored import Boundary, Head, Message
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
-from longrun.stores.assemble import Assembled, BoundaryRow, Damaged, Parts, fits, mended, quarantined, sound
+from longrun.stores.assemble import COMPARED, Assembled, BoundaryRow, Damaged, Parts, fits, mended, quarantined, sound
 from longrun.stores.rows import BOUNDARY_COLUMNS, DEFINITION_COLUMNS, HEAD_COLUMNS
 
 _DEFINITION_END = 4 + len(DEFINITION_COLUMNS)
@@ -104,7 +104,7 @@ def _unpacked(row: Sequence[Any]) -> tuple[int, _Reading]:
     except pack.UNREADABLE:
         head = (state, fence, revision, owner, *(None for _ in HEAD_COLUMNS[4:]))
     whole = pack.head_fits(id, state, fence, owner, (revision, numbers, words, crc))
-    head_crc = rows.head_crc(id, head) if whole else _DAMAGED
+    head_crc = COMPARED if whole else _DAMAGED
     one = _Reading(Parts(id, definition, definition_crc, names, names_crc, head, head_crc), kept or 0, last_message)
     if not whole:
         one.raw["head"] = (state, fence, revision, owner, woken, numbers, words, crc)
@@ -124,24 +124,21 @@ def _boundary(one: _Reading, row: Sequence[Any]) -> BoundaryRow:
     state_whole = pack.state_fits(id, seq, blobs, data, state_crc)
     if not (whole and state_whole):
         one.raw[f"boundary/{seq}"] = one.raw[f"state/{seq}"] = row
-    return BoundaryRow(
-        values,
-        rows.boundary_crc(id, values) if whole else _DAMAGED,
-        rows.state_crc(id, values) if state_whole else _DAMAGED,
-    )
+    return BoundaryRow(values, COMPARED if whole else _DAMAGED, COMPARED if state_whole else _DAMAGED)
 
 
 def _read_newest(connection: sqlite3.Connection, everything: dict[int, _Reading], listed: str) -> None:
     """The newest boundary with a state of each, and the names of the blobs of those before it."""
     newest: dict[int, int] = {}
-    kept: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
+    seen: dict[int, int] = {}
+    kept: dict[int, list[tuple[int, tuple[str, ...]]]] = {key: [] for key in everything}
     for key, number, seq, blobs, has_state in connection.execute(sql.LOAD_KEPT, (listed,)):
-        everything[key].seen = seq
+        seen[key] = seq
         if has_state:
             newest[key] = number
-            kept.setdefault(key, []).append((seq, _names(blobs)))
-    for key, pairs in kept.items():
-        everything[key].parts.kept = tuple(pairs)
+            kept[key].append((seq, _names(blobs) if blobs else ()))
+    for key, last in seen.items():
+        everything[key].seen, everything[key].parts.kept = last, tuple(kept[key])
     for key, *row in connection.execute(sql.LOAD_BOUNDARIES, (json.dumps(list(newest.values())),)):
         everything[key].parts.boundaries.append(_boundary(everything[key], row))
 
