@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from longrun.errors import ExecutionNotFoundError, LeaseLostError, WriteOrderError
-from longrun.stored import Create, Definition, Save, Send, Write, searched_texts
+from longrun.stored import Create, Definition, Move, Save, Send, Write, searched_texts
 from longrun.stores import rows
+from longrun.stores._postgres import moves
 from longrun.stores._postgres.arrays import Ints, Texts, columns
 from longrun.stores._postgres.links import Connection
 from longrun.stores._postgres.parts import ENDED, Parts
@@ -40,12 +41,21 @@ class Batch:
         self.writes = writes
         self.queries = queries
         self.answers: list[Answer] = [None] * len(writes)
-        self._tokens = {n: secrets.randbits(63) for n, write in enumerate(writes) if not isinstance(write, Save)}
+        self._moves_only = set(map(type, writes)) == {Move}
+        others = () if self._moves_only else enumerate(writes)
+        self._tokens = {n: secrets.randbits(63) for n, write in others if not isinstance(write, Save)}
+        self._plain: dict[int, list[moves.Row]] = {}
+        """Place of the first in a group of plain moves → their rows."""
 
     def apply(self, connection: Connection) -> list[Answer]:
         """Do all of it on this connection, durably; to be called again after a lost connection."""
         if not self.writes:
             return []
+        if self._moves_only:
+            plain = moves.plain_rows(self.writes, STATEMENT_BYTES)
+            if plain is not None:
+                self._move(connection, range(len(self.writes)), plain)
+                return list(self.answers)
         groups = self._groups()
         if len(groups) == 1:
             groups = self._apply_alone(connection, groups[0])
@@ -58,8 +68,8 @@ class Batch:
     def _apply_alone(self, connection: Connection, group: list[int]) -> list[list[int]]:
         """Do what a single statement can do, in the server's own transaction around it; what is left is answered."""
         first = self.writes[group[0]]
-        if isinstance(first, Create):
-            self._create(connection, group)
+        if group[0] in self._plain or isinstance(first, Create):
+            self._apply(connection, group)
             return []
         saves = [write for n in group if isinstance(write := self.writes[n], Save)]
         if isinstance(first, Send) or any(save.steps is not None for save in saves):
@@ -90,7 +100,20 @@ class Batch:
             if number == len(waves):
                 waves.append({})
             waves[number].setdefault(kind, []).append(place)
-        return [part for wave in waves for group in wave.values() for part in self._bounded(group)]
+        return [part for wave in waves for part in self._parts(wave)]
+
+    def _parts(self, wave: dict[type, list[int]]) -> Iterator[list[int]]:
+        moved, saved = wave.pop(Move, []), wave.get(Save)
+        if moved and (saved is None or len(moved) > moves.FEW):
+            plain = moves.plain_rows([self.writes[place] for place in moved], STATEMENT_BYTES)
+            if plain is not None:
+                self._plain[moved[0]] = plain
+                yield moved
+                moved = []
+        if moved:
+            wave[Save] = [*(saved or ()), *moved]
+        for group in wave.values():
+            yield from self._bounded(group)
 
     def _bounded(self, group: list[int]) -> list[list[int]]:
         """The group in parts of a size that one statement can take. A message is small and stays with its kind."""
@@ -109,7 +132,9 @@ class Batch:
 
     def _apply(self, connection: Connection, group: list[int]) -> None:
         first = self.writes[group[0]]
-        if isinstance(first, Save):
+        if group[0] in self._plain:
+            self._move(connection, group, self._plain[group[0]])
+        elif isinstance(first, Save):
             self._save(connection, group)
         elif isinstance(first, Create):
             self._create(connection, group)
@@ -125,6 +150,22 @@ class Batch:
                 yield place, write
 
     # saves
+
+    def _move(self, connection: Connection, group: Sequence[int], plain: list[moves.Row]) -> None:
+        """Those that were not applied go the way of other saves, which says why."""
+        applied = moves.apply(connection, self.queries, plain)
+        if len(applied) == len(self.writes):
+            self.answers = [None] * len(applied)
+            return
+        done = set(applied)
+        left = []
+        for place in group:
+            if self.writes[place].id in done:
+                self.answers[place] = None
+            else:
+                left.append(place)
+        if left:
+            self._save(connection, left)
 
     def _save(self, connection: Connection, group: list[int]) -> None:
         saves: dict[str, tuple[int, Save]] = {}

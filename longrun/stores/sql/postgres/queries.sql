@@ -30,6 +30,39 @@ WITH applied AS (
 -- and counts it there, so this is seen as it is, however long the save waited for the row.
 AND (h.last_message = 0 OR w.owner IS NOT NULL AND w.state NOT IN ('completed', 'failed', 'cancelled'))
 
+-- name: move
+-- A batch of moves of which the head says nothing more than the boundary. One row has all of it, and the tables that
+-- follow are filled from what was applied.
+WITH applied AS (
+    UPDATE {schema}.heads AS h SET
+        state = 'running', revision = w.revision, owner = w.owner, seq = w.seq, step = w.next, visit = w.visit,
+        iteration = w.iteration, attempt = 0, started = w.ended, updated = w.ended, ended = NULL, due = NULL,
+        signal = NULL, woken = false, hold = false, crashes = 0, error = NULL, reason = NULL, progress = w.progress,
+        done = 0, "of" = NULL, note = NULL, crc = w.crc
+    FROM unnest(
+        %(id)s, %(fence)s, %(revision)s, %(owner)s, %(progress)s, %(crc)s, %(b_seq)s, %(b_kind)s, %(b_step)s,
+        %(b_name)s, %(b_started)s, %(b_ended)s, %(b_attempts)s, %(b_next)s, %(b_visit)s, %(b_iteration)s, %(b_size)s,
+        %(b_crc)s, %(s_data)s, %(s_crc)s {value}
+    ) AS w (
+        id, fence, revision, owner, progress, crc, seq, kind, step, name, started, ended, attempts, next, visit,
+        iteration, size, b_crc, data, s_crc {name}
+    )
+    WHERE h.id = w.id AND h.fence = w.fence AND h.revision = w.revision - 1
+    RETURNING w.*
+), bounded AS (
+    INSERT INTO {schema}.boundaries (
+        execution, seq, kind, step, name, started, ended, attempts, next, visit, iteration, size, crc
+    )
+    SELECT id, seq, kind, step, name, started, ended, attempts, next, visit, iteration, size, b_crc FROM applied
+), stated AS (
+    INSERT INTO {schema}.states (execution, seq, data, crc) SELECT id, seq, data, s_crc FROM applied
+)
+
+-- name: move_and_strip
+, stripped AS (
+    DELETE FROM {schema}.states AS s USING applied AS a WHERE s.execution = a.id AND s.seq < a.strip_before
+)
+
 -- name: create
 WITH applied AS (
     INSERT INTO {schema}.heads (
