@@ -80,9 +80,12 @@ def _save(chunk: Chunk, save: Save, renamed: Definition | None) -> None:
     control, packed = wire.control_bytes(id, head), wire.head_bytes(id, head)
     rows = save.boundaries
     keep = _NONE if save.keep_from is None else _number(save.keep_from)
-    rest = save.clear or save.put or save.blobs or save.take or save.drop or save.drop_blobs or renamed
-    if len(rows) != 1 or rest or rows[0].data is None or head.owner is None or head.state.finished:
-        _save_any(chunk, save, [_string(id), _string(control), _string(packed), _ended(head), keep], renamed)
+    others = bool(save.put or save.blobs or save.take or save.drop or save.drop_blobs or renamed)
+    if others or save.clear or len(rows) != 1 or rows[0].data is None or head.owner is None or head.state.finished:
+        strings = [_string(id), _string(control), _string(packed), _ended(head), keep, _number(save.clear)]
+        strings += _boundaries(id, rows)
+        strings += _others(save, renamed) if others else _NO_OTHERS
+        chunk.add(b"s", strings)
         return
     row, data = rows[0], rows[0].data
     state = _string(wire.framed(b"%b\0%d" % (id, row.seq), data))
@@ -94,10 +97,11 @@ def _save(chunk: Chunk, save: Save, renamed: Definition | None) -> None:
     chunk.size += len(state)
 
 
-def _save_any(chunk: Chunk, save: Save, strings: list[bytes], renamed: Definition | None) -> None:
-    strings.append(_number(save.clear))
-    strings += _boundaries(save.id.encode(), save.boundaries)
-    strings += _framed(wire.blob_identity, save.id, save.blobs)
+_NO_OTHERS = [*[_number(0)] * 5, _NONE, _NONE]
+
+
+def _others(save: Save, renamed: Definition | None) -> list[bytes]:
+    strings = _framed(wire.blob_identity, save.id, save.blobs)
     strings += _names(save.drop)
     strings += _framed(wire.entry_identity, save.id, save.put)
     strings += (_number(len(save.take)), *map(_number, save.take))
@@ -106,7 +110,7 @@ def _save_any(chunk: Chunk, save: Save, strings: list[bytes], renamed: Definitio
         strings += (_NONE, _NONE)
     else:
         strings += (_string(wire.definition_bytes(renamed)), _string(wire.steps_bytes(renamed)))
-    chunk.add(b"s", strings)
+    return strings
 
 
 def _create(chunk: Chunk, create: Create) -> None:

@@ -19,7 +19,8 @@ _NAN = math.nan
 _STATE = wire.state_number(_RUNNING)
 _SHORT, _MOST = strings.SHORT, len(strings.SHORT) - 100
 _STEP = strings.string(b"S") + strings.number(10)
-_HEAD = _SHORT[4 + wire.HEAD.size]
+_NO_TEXTS = wire.WITHOUT_TEXTS
+_HEAD = _SHORT[4 + wire.HEAD.size + len(_NO_TEXTS)]
 _ROW = 11 + wire.ROW.size
 _pack_crc, _pack_head, _pack_row = wire.CRC.pack, wire.HEAD.pack, wire.ROW.pack
 
@@ -76,7 +77,7 @@ def add(parts: list[bytes], move: Move) -> int:
     parts += (
         _STEP, id, _SHORT[9 + len(control) - skip], wire.check(control), control[skip:],
         _SHORT[len(before)], before, end,
-        _HEAD, _pack_crc(crc32(head, crc)), head,
+        _HEAD, _pack_crc(crc32(_NO_TEXTS, crc32(head, crc))), head, _NO_TEXTS,
         field, row, b"%08x 0 " % crc32(texts, crc32(numbers, crc32(b"0 ", crc))), numbers, texts,
         state, _SHORT[4 + size] if size < _MOST else strings.length(4 + size),
         _pack_crc(crc32(data, crc32(place, crc))), data,
