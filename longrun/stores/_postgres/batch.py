@@ -24,7 +24,7 @@ from longrun.stores._postgres.arrays import Ints, Texts, columns
 from longrun.stores._postgres.links import Connection
 from longrun.stores._postgres.parts import ENDED, Parts
 from longrun.stores._postgres.queries import KIND, Queries
-from longrun.stores._postgres.sending import send
+from longrun.stores._postgres.sending import send, send_alone
 from longrun.stores.base import Answer
 
 TRIES = 3
@@ -42,8 +42,9 @@ class Batch:
         self.queries = queries
         self.answers: list[Answer] = [None] * len(writes)
         self._moves_only = set(map(type, writes)) == {Move}
-        others = () if self._moves_only else enumerate(writes)
-        self._tokens = {n: secrets.randbits(63) for n, write in others if not isinstance(write, Save)}
+        first = secrets.randbits(62)
+        others = () if self._moves_only else enumerate(writes, first)
+        self._tokens = {token - first: token for token, write in others if not isinstance(write, Save)}
         self._plain: dict[int, list[moves.Row]] = {}
         """Place of the first in a group of plain moves → their rows."""
 
@@ -71,8 +72,10 @@ class Batch:
         if group[0] in self._plain or isinstance(first, Create):
             self._apply(connection, group)
             return []
+        if isinstance(first, Send):
+            return [] if len(group) == 1 and self._send_alone(connection, group[0], first) else [group]
         saves = [write for n in group if isinstance(write := self.writes[n], Save)]
-        if isinstance(first, Send) or any(save.steps is not None for save in saves):
+        if any(save.steps is not None for save in saves):
             return [group]
         if not any(_lets_go(save) for save in saves):
             self._save(connection, group)
@@ -143,6 +146,11 @@ class Batch:
             for place, answer in send(connection, self.queries, sends).items():
                 self.answers[place] = answer
 
+    def _send_alone(self, connection: Connection, place: int, one: Send) -> bool:
+        answer = send_alone(connection, self.queries, one, self._tokens[place])
+        self.answers[place] = answer
+        return answer is not None
+
     def _sends(self, group: list[int]) -> Iterator[tuple[int, Send]]:
         for place in group:
             write = self.writes[place]
@@ -186,6 +194,8 @@ class Batch:
         parts = Parts()
         for save in saves:
             parts.add_save(save)
+        if alone and any(save.take for save in saves):
+            parts.add_sweeps(saves)
         # Who sent a request waits to see it obeyed.
         tell = any(save.take or _lets_go(save) for save in saves)
         return parts.apply(connection, self.queries, tell=tell, alone=alone)
@@ -266,14 +276,13 @@ class Batch:
 
 def definition_row(definition: Definition, token: int) -> tuple[Any, ...]:
     """In the order of `DEFINITION_NAMES`."""
-    values = rows.definition_values(definition)
-    steps = rows.steps_text(definition.steps)
-    _, workflow, version, total, queue, priority, metadata, parent_id, created = values
-    return (
-        *(workflow, version, total, queue, priority, metadata, parent_id, created, rows.definition_crc(values)),
-        *(steps, rows.steps_crc(definition.id, steps)),
-        *(labels_text(definition.metadata) if definition.metadata else "{}", search_text(definition), token),
-    )
+    d = definition
+    metadata, known, steps = "{}", "{}", rows.steps_text(d.steps)
+    if d.metadata:
+        metadata, known = rows.json_text(d.metadata), labels_text(d.metadata)
+    values = d.id, d.workflow, d.version, d.total, d.queue, d.priority, metadata, d.parent_id, d.created
+    crcs = rows.definition_crc(values), rows.steps_crc(d.id, steps)
+    return (*values[1:], crcs[0], steps, crcs[1], known, search_text(d), token)
 
 
 def labels(value: Any) -> Any:
@@ -296,7 +305,7 @@ def labels_text(value: Any) -> str:
 
 def search_text(definition: Definition) -> str:
     """What a text filter looks into: the id and each metadata value, folded by Python's rules, not by the server's."""
-    values = searched_texts(definition.id, definition.metadata)
+    values = searched_texts(definition.id, definition.metadata) if definition.metadata else (definition.id,)
     return rows.clean("\x1f".join(values).casefold()) or ""
 
 
