@@ -25,6 +25,7 @@ from longrun.stored import (
     Head,
     Loaded,
     Message,
+    Move,
     Owner,
     Query,
     Save,
@@ -135,6 +136,8 @@ class RedisBackend(StoreBackend):
     def _renamed(self, batch: Sequence[Write]) -> dict[int, Definition]:
         """What saves that set steps make of definitions: rare, so that reading those first does not matter."""
         found: dict[int, Definition] = {}
+        if set(map(type, batch)) == {Move}:
+            return found
         for place, write in enumerate(batch):
             if isinstance(write, Save) and write.steps is not None:
                 made = (one.definition for one in batch if isinstance(one, Create) and one.id == write.id)

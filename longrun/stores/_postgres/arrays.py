@@ -23,8 +23,17 @@ _FIRST_ELEMENT = 20
 """Where the elements of an array begin, behind its head and its size."""
 
 
-def _sized(values: Iterable[bytes | None]) -> bytes:
-    return b"".join([_NULL if data is None else _LENGTH(len(data)) + data for data in values])
+_SHORT = [_LENGTH(length) for length in range(4096)]
+
+
+def _sized(values: Sequence[bytes | None]) -> bytes:
+    flat: list[Any] = [None] * (2 * len(values))
+    flat[1::2] = values
+    try:
+        flat[::2] = map(_SHORT.__getitem__, map(len, values))  # type: ignore[arg-type]  # a null is a TypeError
+    except (TypeError, IndexError):
+        return b"".join([_NULL if data is None else _LENGTH(len(data)) + data for data in values])
+    return b"".join(flat)
 
 
 class Column:
@@ -63,24 +72,26 @@ class _Fixed(Column):
     __slots__ = ()
     code: ClassVar[str] = "q"
     width: ClassVar[int]
-    many: ClassVar[struct.Struct]
+    many: ClassVar[list[Callable[..., bytes]]]
+    """Packs so many, each with its length before it."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.one = staticmethod(struct.Struct(f">{cls.code}").pack)
         cls.width = struct.calcsize(cls.code)
-        cls.many = struct.Struct(">" + f"i{cls.code}" * _TOGETHER)
+        cls.many = [struct.Struct(">" + f"i{cls.code}" * count).pack for count in range(_TOGETHER + 1)]
 
     @classmethod
     def pack(cls, values: Sequence[Any]) -> bytes:
         flat: list[Any] = [cls.width] * (2 * len(values))
         flat[1::2] = values
-        whole = len(values) - len(values) % _TOGETHER
+        whole = len(values) // _TOGETHER * _TOGETHER
+        most, rest = cls.many[_TOGETHER], cls.many[len(values) - whole]
         try:
-            parts = [cls.many.pack(*flat[2 * at : 2 * (at + _TOGETHER)]) for at in range(0, whole, _TOGETHER)]
+            parts = [most(*flat[2 * at : 2 * (at + _TOGETHER)]) for at in range(0, whole, _TOGETHER)]
+            return b"".join((*parts, rest(*flat[2 * whole :])))
         except struct.error:  # a null is among them
-            parts, whole = [], 0
-        return b"".join([*parts, super().pack(values[whole:])])
+            return super().pack(values)
 
 
 class Ints(_Fixed):
@@ -108,7 +119,10 @@ class Texts(Column):
 
     @classmethod
     def pack(cls, values: Sequence[str | None]) -> bytes:
-        return _sized([None if value is None else value.encode() for value in values])
+        try:
+            return _sized(list(map(str.encode, values)))  # type: ignore[arg-type]  # a null is a TypeError
+        except TypeError:
+            return super().pack(values)
 
 
 class Blobs(Column):
@@ -122,6 +136,11 @@ class Blobs(Column):
     @classmethod
     def pack(cls, values: Sequence[bytes | None]) -> bytes:
         return _sized(values)
+
+
+def length_of(data: bytes | None) -> int:
+    """How many elements an array has, as the server sends it."""
+    return 0 if data is None or len(data) < _FIRST_ELEMENT else int.from_bytes(data[12:16])
 
 
 def texts_of(data: bytes | None) -> list[str]:

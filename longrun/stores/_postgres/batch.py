@@ -17,13 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from longrun.errors import ExecutionNotFoundError, LeaseLostError, WriteOrderError
-from longrun.stored import Create, Definition, Save, Send, Write, searched_texts
+from longrun.stored import Create, Definition, Move, Save, Send, Write, searched_texts
 from longrun.stores import rows
+from longrun.stores._postgres import moves
 from longrun.stores._postgres.arrays import Ints, Texts, columns
 from longrun.stores._postgres.links import Connection
 from longrun.stores._postgres.parts import ENDED, Parts
 from longrun.stores._postgres.queries import KIND, Queries
-from longrun.stores._postgres.sending import send
+from longrun.stores._postgres.sending import send, send_alone
 from longrun.stores.base import Answer
 
 TRIES = 3
@@ -40,12 +41,22 @@ class Batch:
         self.writes = writes
         self.queries = queries
         self.answers: list[Answer] = [None] * len(writes)
-        self._tokens = {n: secrets.randbits(63) for n, write in enumerate(writes) if not isinstance(write, Save)}
+        self._moves_only = set(map(type, writes)) == {Move}
+        first = secrets.randbits(62)
+        others = () if self._moves_only else enumerate(writes, first)
+        self._tokens = {token - first: token for token, write in others if not isinstance(write, Save)}
+        self._plain: dict[int, list[moves.Row]] = {}
+        """Place of the first in a group of plain moves → their rows."""
 
     def apply(self, connection: Connection) -> list[Answer]:
         """Do all of it on this connection, durably; to be called again after a lost connection."""
         if not self.writes:
             return []
+        if self._moves_only:
+            plain = moves.plain_rows(self.writes, STATEMENT_BYTES)
+            if plain is not None:
+                self._move(connection, range(len(self.writes)), plain)
+                return list(self.answers)
         groups = self._groups()
         if len(groups) == 1:
             groups = self._apply_alone(connection, groups[0])
@@ -58,11 +69,13 @@ class Batch:
     def _apply_alone(self, connection: Connection, group: list[int]) -> list[list[int]]:
         """Do what a single statement can do, in the server's own transaction around it; what is left is answered."""
         first = self.writes[group[0]]
-        if isinstance(first, Create):
-            self._create(connection, group)
+        if group[0] in self._plain or isinstance(first, Create):
+            self._apply(connection, group)
             return []
+        if isinstance(first, Send):
+            return [] if len(group) == 1 and self._send_alone(connection, group[0], first) else [group]
         saves = [write for n in group if isinstance(write := self.writes[n], Save)]
-        if isinstance(first, Send) or any(save.steps is not None for save in saves):
+        if any(save.steps is not None for save in saves):
             return [group]
         if not any(_lets_go(save) for save in saves):
             self._save(connection, group)
@@ -90,7 +103,20 @@ class Batch:
             if number == len(waves):
                 waves.append({})
             waves[number].setdefault(kind, []).append(place)
-        return [part for wave in waves for group in wave.values() for part in self._bounded(group)]
+        return [part for wave in waves for part in self._parts(wave)]
+
+    def _parts(self, wave: dict[type, list[int]]) -> Iterator[list[int]]:
+        moved, saved = wave.pop(Move, []), wave.get(Save)
+        if moved and (saved is None or len(moved) > moves.FEW):
+            plain = moves.plain_rows([self.writes[place] for place in moved], STATEMENT_BYTES)
+            if plain is not None:
+                self._plain[moved[0]] = plain
+                yield moved
+                moved = []
+        if moved:
+            wave[Save] = [*(saved or ()), *moved]
+        for group in wave.values():
+            yield from self._bounded(group)
 
     def _bounded(self, group: list[int]) -> list[list[int]]:
         """The group in parts of a size that one statement can take. A message is small and stays with its kind."""
@@ -109,7 +135,9 @@ class Batch:
 
     def _apply(self, connection: Connection, group: list[int]) -> None:
         first = self.writes[group[0]]
-        if isinstance(first, Save):
+        if group[0] in self._plain:
+            self._move(connection, group, self._plain[group[0]])
+        elif isinstance(first, Save):
             self._save(connection, group)
         elif isinstance(first, Create):
             self._create(connection, group)
@@ -118,6 +146,11 @@ class Batch:
             for place, answer in send(connection, self.queries, sends).items():
                 self.answers[place] = answer
 
+    def _send_alone(self, connection: Connection, place: int, one: Send) -> bool:
+        answer = send_alone(connection, self.queries, one, self._tokens[place])
+        self.answers[place] = answer
+        return answer is not None
+
     def _sends(self, group: list[int]) -> Iterator[tuple[int, Send]]:
         for place in group:
             write = self.writes[place]
@@ -125,6 +158,22 @@ class Batch:
                 yield place, write
 
     # saves
+
+    def _move(self, connection: Connection, group: Sequence[int], plain: list[moves.Row]) -> None:
+        """Those that were not applied go the way of other saves, which says why."""
+        applied = moves.apply(connection, self.queries, plain)
+        if len(applied) == len(self.writes):
+            self.answers = [None] * len(applied)
+            return
+        done = set(applied)
+        left = []
+        for place in group:
+            if self.writes[place].id in done:
+                self.answers[place] = None
+            else:
+                left.append(place)
+        if left:
+            self._save(connection, left)
 
     def _save(self, connection: Connection, group: list[int]) -> None:
         saves: dict[str, tuple[int, Save]] = {}
@@ -145,6 +194,8 @@ class Batch:
         parts = Parts()
         for save in saves:
             parts.add_save(save)
+        if alone and any(save.take for save in saves):
+            parts.add_sweeps(saves)
         # Who sent a request waits to see it obeyed.
         tell = any(save.take or _lets_go(save) for save in saves)
         return parts.apply(connection, self.queries, tell=tell, alone=alone)
@@ -225,14 +276,13 @@ class Batch:
 
 def definition_row(definition: Definition, token: int) -> tuple[Any, ...]:
     """In the order of `DEFINITION_NAMES`."""
-    values = rows.definition_values(definition)
-    steps = rows.steps_text(definition.steps)
-    _, workflow, version, total, queue, priority, metadata, parent_id, created = values
-    return (
-        *(workflow, version, total, queue, priority, metadata, parent_id, created, rows.definition_crc(values)),
-        *(steps, rows.steps_crc(definition.id, steps)),
-        *(labels_text(definition.metadata) if definition.metadata else "{}", search_text(definition), token),
-    )
+    d = definition
+    metadata, known, steps = "{}", "{}", rows.steps_text(d.steps)
+    if d.metadata:
+        metadata, known = rows.json_text(d.metadata), labels_text(d.metadata)
+    values = d.id, d.workflow, d.version, d.total, d.queue, d.priority, metadata, d.parent_id, d.created
+    crcs = rows.definition_crc(values), rows.steps_crc(d.id, steps)
+    return (*values[1:], crcs[0], steps, crcs[1], known, search_text(d), token)
 
 
 def labels(value: Any) -> Any:
@@ -255,7 +305,7 @@ def labels_text(value: Any) -> str:
 
 def search_text(definition: Definition) -> str:
     """What a text filter looks into: the id and each metadata value, folded by Python's rules, not by the server's."""
-    values = searched_texts(definition.id, definition.metadata)
+    values = searched_texts(definition.id, definition.metadata) if definition.metadata else (definition.id,)
     return rows.clean("\x1f".join(values).casefold()) or ""
 
 

@@ -7,7 +7,7 @@ here: an entry that is cleared and put is only put.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -55,6 +55,7 @@ _SHAPES: dict[str, tuple[tuple[str, ...], tuple[type[Column], ...]]] = {
     "with_drops": (("drop_execution", "drop_key"), (Texts, Texts)),
     "with_puts": (("put_execution", "put_key", "put_data", "put_crc"), (Texts, Texts, Blobs, Ints)),
     "with_takes": (("take_execution", "take_id"), (Texts, Ints)),
+    "with_sweeps": (("sweep_execution",), (Texts,)),
 }
 """Each part with the names and types of its columns, in the order in which they are joined."""
 
@@ -98,6 +99,10 @@ class Parts:
         if save.take:
             found["with_takes"] += [(id, number) for number in set(save.take)]
 
+    def add_sweeps(self, saves: Iterable[Save]) -> None:
+        """No message stays with what has ended."""
+        self._rows["with_sweeps"] += [(save.id,) for save in saves if save.head.state in ENDED]
+
     def add_boundary(self, id: str, boundary: Boundary, keep_from: int | None = None) -> None:
         """The boundary's row, and its state unless the same save lets it go already."""
         values = rows.boundary_values(boundary)
@@ -111,7 +116,8 @@ class Parts:
 
     def apply(self, connection: Connection, queries: Queries, *, tell: bool, alone: bool = False) -> list[str]:
         """Write all of it in one statement; answered are the ids for which it was done. With `alone` those are left
-        out that could need another one after it."""
+        out that could need another one after it: whatever was sent messages, or, where some take messages and all that
+        have ended are swept, what was sent one just now."""
         found = {name: lines for name, lines in self._rows.items() if lines}
         news = queries.news if tell else ()
         if isinstance(connection, OwnConnection) and all(len(lines) == 1 for lines in found.values()):
@@ -125,6 +131,8 @@ class Parts:
 def _statement(queries: Queries, names: tuple[str, ...], single: bool, tell: bool, alone: bool) -> Writing:
     texts = ["with_clears_around_puts" if name == "with_clears" and "with_puts" in names else name for name in names]
     text = queries.joined([*texts, "answer_and_tell" if tell else "answer"])
-    text = text.replace("{unless}", queries.text("unless_written_to") if alone else "")
+    taking = alone and "with_takes" in names
+    unless = queries.text("unless_crossed" if taking else "unless_written_to") if alone else ""
+    text = text.replace("{unless}", unless).replace("{or_woken}", queries.text("or_woken") if taking else "")
     columns = [column for name in names for column in zip(*_SHAPES[name], strict=True)]
     return Writing(text, columns, single=single, tell=tell)

@@ -64,6 +64,29 @@ class _Receivers:
         return number
 
 
+def send_alone(connection: Connection, queries: Queries, one: Send, token: int) -> Answer:
+    """Append one message without a transaction around it: look, and write if nobody came between. None if somebody did,
+    or if more must be done."""
+    key = one.message.key
+    found = queries.run(connection, "look_at_receiver", execution=one.id, token=token, key=key).fetchone()
+    if found is None:
+        return ExecutionNotFoundError(one.id)
+    last, waiting, by_token, by_key = found
+    if by_token is not None or by_key is not None:
+        return int(by_key if by_token is None else by_token)
+    if waiting >= one.limit:
+        return SignalQueueFullError(one.id, one.limit)
+    if last >= KEYS_REMEMBERED:
+        return None
+    values = rows.message_values(attrs.evolve(one.message, id=last + 1))
+    message = dict(zip(_NAMES, (one.id, *values, rows.message_crc(one.id, values), token), strict=True))
+    channel, teller = queries.news
+    done = queries.run(
+        connection, "receive_next", channel=channel, teller=teller, keep=TOKENS_REMEMBERED, **message
+    ).fetchone()
+    return None if done is None else int(last + 1)
+
+
 def send(connection: Connection, queries: Queries, sends: Sends) -> dict[int, Answer]:
     """Append each message in order, inside the caller's transaction. Answers by place."""
     receivers = _Receivers(connection, queries, sends)

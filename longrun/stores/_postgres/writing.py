@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from longrun.stores._postgres.arrays import Column, Texts, texts_of
+from longrun.stores._postgres.arrays import Column, Texts, length_of, texts_of
 from longrun.stores._postgres.driver import ExecStatus, Format, errors, psycopg
 from longrun.stores._postgres.links import Connection, OwnConnection
 from longrun.stores._postgres.queries import numbered
@@ -42,25 +42,26 @@ class Writing:
         self._oids = [kind.element if single else kind.array for kind in self._kinds] + [Texts.element] * len(told)
         self._binary = [1] * len(names)
 
-    def one(self, connection: OwnConnection, values: Iterable[Any], news: Sequence[str]) -> list[str]:
-        """Run it for one row of each part; answered are the ids for which it was done."""
+    def one(self, connection: OwnConnection, values: Sequence[Any], news: Sequence[str]) -> list[str]:
+        """Run it for one row of each part; answered are the ids for which it was done. The first column has them."""
         packed = [None if value is None else kind.one(value) for kind, value in zip(self._kinds, values, strict=True)]
-        return self._run(connection, packed, news)
+        return _done(values[:1], self._run(connection, packed, news))
 
-    def many(self, connection: Connection, columns: Iterable[tuple[Any, ...]], news: Sequence[str]) -> list[str]:
+    def many(self, connection: Connection, columns: Sequence[tuple[Any, ...]], news: Sequence[str]) -> list[str]:
         """Run it for the rows of these columns."""
         packed = [kind(values) for kind, values in zip(self._kinds, columns, strict=True)]
         if isinstance(connection, OwnConnection):
-            return self._run(connection, [column.data for column in packed], news)
+            return _done(columns[0], self._run(connection, [column.data for column in packed], news))
         cursor = psycopg.RawCursor(connection)
         row = cursor.execute(self.text, [*packed, *news], prepare=True, binary=True).fetchone()
         return (row and row[0]) or []
 
-    def _run(self, connection: OwnConnection, packed: Sequence[bytes | None], news: Sequence[str]) -> list[str]:
+    def _run(self, connection: OwnConnection, packed: Sequence[bytes | None], news: Sequence[str]) -> bytes | None:
         self._prepare(connection)
         values = [*packed, *map(str.encode, news)]
         result = _answer(connection.pgconn.exec_prepared, self.name, values, self._binary, Format.BINARY)
-        return texts_of(result.get_value(0, 0))
+        data: bytes | None = result.get_value(0, 0)
+        return data
 
     def _prepare(self, connection: OwnConnection) -> None:
         known = connection.written
@@ -72,6 +73,11 @@ class Writing:
             del known[oldest]
         _answer(connection.pgconn.prepare, self.name, self.text, self._oids)
         known[self.name] = None
+
+
+def _done(asked: Sequence[str], answered: bytes | None) -> list[str]:
+    """Most often it was done for all of them, which is known without reading their names."""
+    return list(asked) if length_of(answered) == len(asked) else texts_of(answered)
 
 
 def _answer(ask: Callable[..., Any], *arguments: Any) -> Any:

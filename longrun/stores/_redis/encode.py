@@ -17,30 +17,17 @@ from longrun.errors import (
     SignalQueueFullError,
     WriteOrderError,
 )
-from longrun.stored import Boundary, Create, Definition, Head, Save, Send, Write
-from longrun.stores._redis import wire
+from longrun.stored import Boundary, Create, Definition, Head, Move, Save, Send, Write
+from longrun.stores._redis import moves, wire
+from longrun.stores._redis.strings import NONE as _NONE
+from longrun.stores._redis.strings import number as _number
+from longrun.stores._redis.strings import string as _string
 from longrun.stores.base import Answer
 
 WRITES = 1000
 """Writes in one call of the script, so that the server is not held for long."""
 BYTES = 8 << 20
 """Bytes in one call, about."""
-
-_SHORT = [b"\xda" + struct.pack(">H", length) for length in range(4096)]
-"""What stands before a string of each length."""
-
-
-def _string(value: bytes) -> bytes:
-    length = len(value)
-    return (_SHORT[length] if length < 4096 else b"\xdb" + struct.pack(">I", length)) + value
-
-
-_NUMBERS = [_string(b"%d" % number) for number in range(1024)]
-_NONE = _string(b"")
-
-
-def _number(value: int) -> bytes:
-    return _NUMBERS[value] if 0 <= value < 1024 else _string(b"%d" % value)
 
 
 class Chunk:
@@ -68,7 +55,10 @@ def chunks(batch: Sequence[Write], renamed: Mapping[int, Definition]) -> Iterato
     """`renamed` has, by its place in the batch, what each save that sets steps makes of the definition."""
     chunk = Chunk()
     for place, write in enumerate(batch):
-        if isinstance(write, Save):
+        if type(write) is Move and (size := moves.add(chunk.parts, write)) >= 0:
+            chunk.count += 12
+            chunk.size += size
+        elif isinstance(write, Save):
             _save(chunk, write, renamed.get(place))
         elif isinstance(write, Create):
             _create(chunk, write)
@@ -90,9 +80,12 @@ def _save(chunk: Chunk, save: Save, renamed: Definition | None) -> None:
     control, packed = wire.control_bytes(id, head), wire.head_bytes(id, head)
     rows = save.boundaries
     keep = _NONE if save.keep_from is None else _number(save.keep_from)
-    rest = save.clear or save.put or save.blobs or save.take or save.drop or save.drop_blobs or renamed
-    if len(rows) != 1 or rest or rows[0].data is None or head.owner is None or head.state.finished:
-        _save_any(chunk, save, [_string(id), _string(control), _string(packed), _ended(head), keep], renamed)
+    others = bool(save.put or save.blobs or save.take or save.drop or save.drop_blobs or renamed)
+    if others or save.clear or len(rows) != 1 or rows[0].data is None or head.owner is None or head.state.finished:
+        strings = [_string(id), _string(control), _string(packed), _ended(head), keep, _number(save.clear)]
+        strings += _boundaries(id, rows)
+        strings += _others(save, renamed) if others else _NO_OTHERS
+        chunk.add(b"s", strings)
         return
     row, data = rows[0], rows[0].data
     state = _string(wire.framed(b"%b\0%d" % (id, row.seq), data))
@@ -104,10 +97,11 @@ def _save(chunk: Chunk, save: Save, renamed: Definition | None) -> None:
     chunk.size += len(state)
 
 
-def _save_any(chunk: Chunk, save: Save, strings: list[bytes], renamed: Definition | None) -> None:
-    strings.append(_number(save.clear))
-    strings += _boundaries(save.id.encode(), save.boundaries)
-    strings += _framed(wire.blob_identity, save.id, save.blobs)
+_NO_OTHERS = [*[_number(0)] * 5, _NONE, _NONE]
+
+
+def _others(save: Save, renamed: Definition | None) -> list[bytes]:
+    strings = _framed(wire.blob_identity, save.id, save.blobs)
     strings += _names(save.drop)
     strings += _framed(wire.entry_identity, save.id, save.put)
     strings += (_number(len(save.take)), *map(_number, save.take))
@@ -116,7 +110,7 @@ def _save_any(chunk: Chunk, save: Save, strings: list[bytes], renamed: Definitio
         strings += (_NONE, _NONE)
     else:
         strings += (_string(wire.definition_bytes(renamed)), _string(wire.steps_bytes(renamed)))
-    chunk.add(b"s", strings)
+    return strings
 
 
 def _create(chunk: Chunk, create: Create) -> None:
@@ -169,7 +163,9 @@ def _names(names: Sequence[str]) -> list[bytes]:
 
 def answers(chunk: Chunk, reply: bytes, store: str) -> list[Answer]:
     """Of every write in its order. The script only names what is not as expected, and the numbers of messages."""
-    found: list[Answer] = [True if isinstance(write, Create) else None for write in chunk.writes]
+    found: list[Answer] = [None] * len(chunk.writes)
+    if not chunk.comparable:
+        found = [True if isinstance(write, Create) else None for write in chunk.writes]
     for item in reply.decode().split():
         place, _, code = item.partition("=")
         found[int(place)] = _answer(chunk.writes[int(place)], code, store)

@@ -8,6 +8,49 @@
 
 local notable = false
 
+-- What the writes change in an index is gathered and written at the end, each index once: a call costs the server more
+-- than a member does. Nothing here reads what is gathered; what one write adds and a later one removes is removed.
+local gathered, indexes = {}, {}
+
+local function gather(key, score, member)
+  local index = gathered[key]
+  if not index then
+    index = { scores = {}, places = {} }
+    gathered[key], indexes[#indexes + 1] = index, key
+  end
+  index.scores[member] = score
+  index.places[#index.places + 1] = place
+end
+
+zadd = gather
+zrem = function(key, member) gather(key, false, member) end
+
+local function call_with_all(command, key, values)
+  for from = 1, #values, 1000 do call(command, key, unpack(values, from, math.min(from + 999, #values))) end
+end
+
+local function write_index(key)
+  local added, removed = {}, {}
+  for member, score in pairs(gathered[key].scores) do
+    if score then
+      added[#added + 1] = score
+      added[#added + 1] = member
+    else
+      removed[#removed + 1] = member
+    end
+  end
+  call_with_all('ZREM', key, removed)
+  call_with_all('ZADD', key, added)
+end
+
+local function write_indexes()
+  for _, key in ipairs(indexes) do
+    if attempt(write_index, key) == 'd' then
+      for _, broken in ipairs(gathered[key].places) do answers[#answers + 1] = broken .. '=d' end
+    end
+  end
+end
+
 local function strip(id, from)
   for _, seq in ipairs(states_of(id)) do
     if seq < from then call('HDEL', base .. 'x:' .. id, 's' .. seq) end
@@ -27,21 +70,25 @@ local function remove_each(key, at)
   return at + count + 1, count
 end
 
-local function put_boundaries(id, at)
+-- With `fields`, which go into the same hash as the states.
+local function put_boundaries(id, at, fields)
   local count = tonumber(ARGV[at])
+  local rows = {}
   for n = at + 1, at + 3 * count, 3 do
-    call('HSET', base .. 'b:' .. id, ARGV[n], ARGV[n + 1])
-    if ARGV[n + 2] ~= '' then call('HSET', base .. 'x:' .. id, 's' .. ARGV[n], ARGV[n + 2]) end
+    rows[#rows + 1], rows[#rows + 2] = ARGV[n], ARGV[n + 1]
+    if ARGV[n + 2] ~= '' then fields[#fields + 1], fields[#fields + 2] = 's' .. ARGV[n], ARGV[n + 2] end
   end
+  call_with_all('HSET', base .. 'x:' .. id, fields)
+  call_with_all('HSET', base .. 'b:' .. id, rows)
   return at + 3 * count + 1
 end
 
--- Everything of a save but its head, control and one plain boundary.
+-- Everything of a save but the fields of its head.
 -- From ARGV[at] on: keep_from or "", clear, boundaries, blobs, drop, put, take, drop_blobs, and either two empty strings or
 -- the definition and the steps that a first runner gives it.
-local function apply_rest(id, at, owner)
+local function apply_rest(id, at, owner, fields)
   local keep, clear = ARGV[at], ARGV[at + 1]
-  at = put_boundaries(id, at + 2)
+  at = put_boundaries(id, at + 2, fields)
   at = put_pairs(base .. 'o:' .. id, at)
   if clear == '1' then call('DEL', base .. 'e:' .. id) end
   at = remove_each(base .. 'e:' .. id, at)
@@ -77,18 +124,19 @@ end
 -- The state, the owner or the moment to wake changed: so do the indexes.
 local function reindex(id, f, woken, state, wake, owner, ended, new)
   local new_woken, new_state, new_wake, new_owner = new[6], new[8], new[9], new[10]
-  if new_state == 'completed' or new_state == 'cancelled' then
-    if owner ~= '-' then call('SREM', base .. 'i:mail:' .. owner, id) end
-    call('DEL', base .. 'e:' .. id, base .. 'm:' .. id)
+  local over = new_state == 'completed' or new_state == 'cancelled'
+  if over then
+    local some = call('DEL', base .. 'e:' .. id, base .. 'm:' .. id) > 0
+    if some and owner ~= '-' then call('SREM', base .. 'i:mail:' .. owner, id) end
   elseif new_owner == '-' and new_woken == '0' and not FINISHED[new_state] and
       call('EXISTS', base .. 'm:' .. id) == 1 then
     new_woken = '1'
     local control = sealed(id, table.concat({ new[2], new[3], new[4], new[5], '1', new[7] }, ' '))
     call('HSET', base .. 'x:' .. id, 'c', control)
   end
-  move(id, f, state, wake, owner, woken, new_state, new_wake, new_owner, new_woken)
+  move(id, f, state, wake, owner, woken, new_state, new_wake, new_owner, new_woken, over)
   if FINISHED[new_state] then
-    if ended ~= '' then call('ZADD', base .. 'i:ended', ended, id) end
+    if ended ~= '' then zadd(base .. 'i:ended', ended, id) end
     if ttl ~= '' then retire(id, f, new_state, ttl) end
     free(id)
   elseif FINISHED[state] then
@@ -127,11 +175,11 @@ end
 local function save(at)
   local id, control, ended = ARGV[at], ARGV[at + 1], ARGV[at + 3]
   local new = { match(control, CONTROL) }
-  local refusal, woken, rest, state, wake, owner = compare(id, call('HGET', base .. 'x:' .. id, 'c'), new[2], new[3])
+  local stored = call('HMGET', base .. 'x:' .. id, 'c', 'g')
+  local refusal, woken, rest, state, wake, owner = compare(id, stored[1], new[2], new[3])
   if refusal then return refusal end
-  local f = (rest ~= new[7] or woken ~= new[6] or owner == '-' or FINISHED[new[8]]) and facts_of(id)
-  call('HSET', base .. 'x:' .. id, 'c', control, 'h', ARGV[at + 2])
-  apply_rest(id, at + 4, owner)
+  local f = (rest ~= new[7] or woken ~= new[6] or owner == '-' or FINISHED[new[8]]) and known(stored[2])
+  apply_rest(id, at + 4, owner, { 'c', control, 'h', ARGV[at + 2] })
   if f then reindex(id, f, woken, state, wake, owner, ended, new) end
   return ''
 end
@@ -144,13 +192,13 @@ local function create(at)
   if call('HEXISTS', base .. 'i:gone:facts', id) == 1 then forget(id) end
   local f = facts(ARGV[at + 6])
   local new = { match(control, CONTROL) }
-  call('HSET', x, 'c', control, 'h', ARGV[at + 2], 'd', ARGV[at + 4], 't', ARGV[at + 5], 'g', f.text)
-  put_pairs(base .. 'o:' .. id, put_boundaries(id, at + 7))
+  local fields = { 'c', control, 'h', ARGV[at + 2], 'd', ARGV[at + 4], 't', ARGV[at + 5], 'g', f.text }
+  put_pairs(base .. 'o:' .. id, put_boundaries(id, at + 7, fields))
   enter_listing(id, f, new[8])
   enter_claims(id, f, new[8], new[9], new[10], new[6])
   if f.parent ~= '-' then call('ZADD', base .. 'i:child:' .. f.parent, f.created, id) end
   if FINISHED[new[8]] then
-    if ARGV[at + 3] ~= '' then call('ZADD', base .. 'i:ended', ARGV[at + 3], id) end
+    if ARGV[at + 3] ~= '' then zadd(base .. 'i:ended', ARGV[at + 3], id) end
     if ttl ~= '' then retire(id, f, new[8], ttl) end
   else
     hold(id)
@@ -211,11 +259,16 @@ if number ~= '' then
 end
 local writes = { S = save_step, s = save, c = create, m = send }
 while ARGV[at] do
-  local answer = attempt(writes[ARGV[at]], at + 2)
+  local ok, answer = pcall(attempt, writes[ARGV[at]], at + 2)
+  if not ok then -- what was written before stays, and so its indexes must follow
+    write_indexes()
+    error(answer, 0)
+  end
   if answer ~= '' then answers[#answers + 1] = place .. '=' .. answer end
   place = place + 1
   at = at + 2 + tonumber(ARGV[at + 1])
 end
+write_indexes()
 local reply = table.concat(answers, ' ')
 if number ~= '' then remember(caller, number, reply) end
 -- All is written by now: who may not say so has written it all the same, and others find it by looking.

@@ -43,10 +43,14 @@ local function facts(text)
   return rank and { text = text, rank = rank, created = created, queue = queue, flow = flow, parent = parent }
 end
 
-local function facts_of(id)
-  local found = facts(call('HGET', base .. 'x:' .. id, 'g'))
+local function known(text)
+  local found = facts(text)
   if not found then error('DAMAGED the index record of an execution') end
   return found
+end
+
+local function facts_of(id)
+  return known(call('HGET', base .. 'x:' .. id, 'g'))
 end
 
 -- Numbers of the boundaries that have their state, in order.
@@ -72,6 +76,15 @@ local function ready_key(state, f)
   return state .. ' ' .. f.queue .. ' ' .. f.flow
 end
 
+-- What most indexes gain and lose goes through these two, which `commit.lua` changes.
+local function zadd(key, score, member)
+  call('ZADD', key, score, member)
+end
+
+local function zrem(key, member)
+  call('ZREM', key, member)
+end
+
 local function add_ready(id, f, state)
   local group = ready_key(state, f)
   call('ZADD', base .. 'i:ready:' .. group, 0, f.rank .. id)
@@ -88,40 +101,40 @@ end
 
 local function enter_claims(id, f, state, wake, owner, woken)
   if owner ~= '-' then
-    call('ZADD', base .. 'i:owned:' .. state .. ':' .. owner, 0, f.rank .. id)
+    zadd(base .. 'i:owned:' .. state .. ':' .. owner, 0, f.rank .. id)
     return
   end
   local due = due_at(state, wake, woken)
   if due == '-' then return end
-  call('ZADD', base .. 'i:due', due, id)
+  zadd(base .. 'i:due', due, id)
   if due == '0' then
     add_ready(id, f, state)
   else
-    call('ZADD', base .. 'i:timed', due, id)
+    zadd(base .. 'i:timed', due, id)
   end
 end
 
 local function leave_claims(id, f, state, wake, owner, woken)
   if owner ~= '-' then
-    call('ZREM', base .. 'i:owned:' .. state .. ':' .. owner, f.rank .. id)
+    zrem(base .. 'i:owned:' .. state .. ':' .. owner, f.rank .. id)
   elseif due_at(state, wake, woken) ~= '-' then
-    call('ZREM', base .. 'i:due', id)
-    call('ZREM', base .. 'i:timed', id)
+    zrem(base .. 'i:due', id)
+    zrem(base .. 'i:timed', id)
     remove_ready(id, f, state)
   end
 end
 
 local function enter_listing(id, f, state)
-  call('ZADD', base .. 'i:state:' .. state, f.created, id)
-  call('ZADD', base .. 'i:flow:' .. state .. ':' .. f.flow, f.created, id)
-  call('ZADD', base .. 'i:queue:' .. state .. ':' .. f.queue, f.created, id)
+  zadd(base .. 'i:state:' .. state, f.created, id)
+  zadd(base .. 'i:flow:' .. state .. ':' .. f.flow, f.created, id)
+  zadd(base .. 'i:queue:' .. state .. ':' .. f.queue, f.created, id)
 end
 
 local function leave_listing(id, f, state)
-  call('ZREM', base .. 'i:state:' .. state, id)
-  call('ZREM', base .. 'i:flow:' .. state .. ':' .. f.flow, id)
-  call('ZREM', base .. 'i:queue:' .. state .. ':' .. f.queue, id)
-  if FINISHED[state] then call('ZREM', base .. 'i:ended', id) end
+  zrem(base .. 'i:state:' .. state, id)
+  zrem(base .. 'i:flow:' .. state .. ':' .. f.flow, id)
+  zrem(base .. 'i:queue:' .. state .. ':' .. f.queue, id)
+  if FINISHED[state] then zrem(base .. 'i:ended', id) end
 end
 
 -- Remove one that expired from the indexes.
@@ -194,10 +207,14 @@ local function retire(id, f, state, ttl)
 end
 
 -- Let those expire whose parents have ended, up to a number of them.
+local none_freed = false
 local function let_go(most)
-  while most > 0 do
+  while most > 0 and not none_freed do
     local name = call('ZRANGE', base .. 'i:freed', 0, 0)[1]
-    if not name then return end
+    if not name then
+      none_freed = true
+      return
+    end
     local found = call('ZPOPMIN', base .. 'i:kept:' .. name, most)
     for n = 1, #found, 2 do
       local row = call('HMGET', base .. 'x:' .. found[n], 'c', 'g')
@@ -212,7 +229,10 @@ end
 -- One has ended or is gone: its children may go.
 local function free(id)
   local name = name_of(id)
-  if call('EXISTS', base .. 'i:kept:' .. name) == 1 then call('ZADD', base .. 'i:freed', 0, name) end
+  if call('EXISTS', base .. 'i:kept:' .. name) == 1 then
+    call('ZADD', base .. 'i:freed', 0, name)
+    none_freed = false
+  end
   let_go(LET_GO)
 end
 
@@ -240,8 +260,8 @@ local function leave_expiry(id, f)
   call('HDEL', base .. 'i:gone:facts', id)
 end
 
--- Change the indexes from what an execution was to what it is now.
-local function move(id, f, state, wake, owner, woken, new_state, new_wake, new_owner, new_woken)
+-- Change the indexes from what an execution was to what it is now. `silent` if no message is left for it.
+local function move(id, f, state, wake, owner, woken, new_state, new_wake, new_owner, new_woken, silent)
   leave_claims(id, f, state, wake, owner, woken)
   enter_claims(id, f, new_state, new_wake, new_owner, new_woken)
   if state ~= new_state then
@@ -249,7 +269,7 @@ local function move(id, f, state, wake, owner, woken, new_state, new_wake, new_o
     enter_listing(id, f, new_state)
     if FINISHED[state] then persist(id, f) end
   end
-  if owner ~= new_owner and call('EXISTS', base .. 'm:' .. id) == 1 then
+  if owner ~= new_owner and not silent and call('EXISTS', base .. 'm:' .. id) == 1 then
     if owner ~= '-' then call('SREM', base .. 'i:mail:' .. owner, id) end
     if new_owner ~= '-' then call('SADD', base .. 'i:mail:' .. new_owner, id) end
   end

@@ -11,8 +11,9 @@ WITH applied AS (
     UPDATE {schema}.heads AS h SET
         state = w.state, revision = w.revision, owner = w.owner, seq = w.seq, step = w.step, visit = w.visit,
         iteration = w.iteration, attempt = w.attempt, started = w.started, updated = w.updated, ended = w.ended,
-        due = w.due, signal = w.signal, woken = w.woken, hold = w.hold, crashes = w.crashes, error = w.error,
-        reason = w.reason, progress = w.progress, done = w.done, "of" = w."of", note = w.note, crc = w.crc
+        due = w.due, signal = w.signal, woken = w.woken {or_woken}, hold = w.hold, crashes = w.crashes,
+        error = w.error, reason = w.reason, progress = w.progress, done = w.done, "of" = w."of", note = w.note,
+        crc = w.crc
     FROM unnest(
         %(id)s, %(crc)s, %(state)s, %(fence)s, %(revision)s, %(owner)s, %(seq)s, %(step)s, %(visit)s, %(iteration)s,
         %(attempt)s, %(started)s, %(updated)s, %(ended)s, %(due)s, %(signal)s, %(woken)s, %(hold)s, %(crashes)s,
@@ -29,6 +30,53 @@ WITH applied AS (
 -- What is let go and may have messages needs a second statement, and so a transaction. Whoever sends one locks the row
 -- and counts it there, so this is seen as it is, however long the save waited for the row.
 AND (h.last_message = 0 OR w.owner IS NOT NULL AND w.state NOT IN ('completed', 'failed', 'cancelled'))
+
+-- name: unless_crossed
+-- The same for what takes messages: it had some. The statement sees the messages as they were when it began, and the row
+-- as it is once it is locked; where both know the same last one, none was sent between.
+AND (
+    h.last_message = (SELECT p.last_message FROM {schema}.heads AS p WHERE p.id = w.id)
+    OR w.owner IS NOT NULL AND w.state NOT IN ('completed', 'failed', 'cancelled')
+)
+
+-- name: or_woken
+OR w.owner IS NULL AND w.state NOT IN ('completed', 'failed', 'cancelled') AND EXISTS (
+    SELECT FROM {schema}.messages AS m
+    WHERE m.execution = w.id AND (m.execution, m.id) NOT IN (SELECT * FROM unnest(%(take_execution)s, %(take_id)s) AS t)
+)
+
+-- name: move
+-- A batch of moves of which the head says nothing more than the boundary. One row has all of it, and the tables that
+-- follow are filled from what was applied.
+WITH applied AS (
+    UPDATE {schema}.heads AS h SET
+        state = 'running', revision = w.revision, owner = w.owner, seq = w.seq, step = w.next, visit = w.visit,
+        iteration = w.iteration, attempt = 0, started = w.ended, updated = w.ended, ended = NULL, due = NULL,
+        signal = NULL, woken = false, hold = false, crashes = 0, error = NULL, reason = NULL, progress = w.progress,
+        done = 0, "of" = NULL, note = NULL, crc = w.crc
+    FROM unnest(
+        %(id)s, %(fence)s, %(revision)s, %(owner)s, %(progress)s, %(crc)s, %(b_seq)s, %(b_kind)s, %(b_step)s,
+        %(b_name)s, %(b_started)s, %(b_ended)s, %(b_attempts)s, %(b_next)s, %(b_visit)s, %(b_iteration)s, %(b_size)s,
+        %(b_crc)s, %(s_data)s, %(s_crc)s {value}
+    ) AS w (
+        id, fence, revision, owner, progress, crc, seq, kind, step, name, started, ended, attempts, next, visit,
+        iteration, size, b_crc, data, s_crc {name}
+    )
+    WHERE h.id = w.id AND h.fence = w.fence AND h.revision = w.revision - 1
+    RETURNING w.*
+), bounded AS (
+    INSERT INTO {schema}.boundaries (
+        execution, seq, kind, step, name, started, ended, attempts, next, visit, iteration, size, crc
+    )
+    SELECT id, seq, kind, step, name, started, ended, attempts, next, visit, iteration, size, b_crc FROM applied
+), stated AS (
+    INSERT INTO {schema}.states (execution, seq, data, crc) SELECT id, seq, data, s_crc FROM applied
+)
+
+-- name: move_and_strip
+, stripped AS (
+    DELETE FROM {schema}.states AS s USING applied AS a WHERE s.execution = a.id AND s.seq < a.strip_before
+)
 
 -- name: create
 WITH applied AS (
@@ -138,6 +186,13 @@ WITH applied AS (
     WHERE m.execution = o.execution AND m.id = o.id AND (o.execution IN (SELECT id FROM applied)) IS TRUE
 )
 
+-- name: with_sweeps
+, swept AS (
+    DELETE FROM {schema}.messages AS m
+    USING unnest(%(sweep_execution)s) AS o (execution)
+    WHERE m.execution = o.execution AND (o.execution IN (SELECT id FROM applied)) IS TRUE
+)
+
 -- name: answer
 SELECT array_agg(id) FROM applied
 
@@ -207,6 +262,35 @@ WITH added AS (
     WHERE h.id = w.id
 )
 SELECT pg_notify(%(channel)s, %(teller)s)
+
+-- name: look_at_receiver
+-- The number of its last message, how many wait, and which number was given for a token or a key.
+SELECT h.last_message, (SELECT count(*) FROM {schema}.messages AS m WHERE m.execution = h.id),
+    (SELECT r.id FROM {schema}.receipts AS r WHERE r.execution = h.id AND r.token = %(token)s),
+    (SELECT r.id FROM {schema}.receipts AS r WHERE r.execution = h.id AND r.key = %(key)s)
+FROM {schema}.heads AS h WHERE h.id = %(execution)s
+
+-- name: receive_next
+-- One message, if its number is still the next: then what was seen of the receiver is still so.
+WITH received AS (
+    UPDATE {schema}.heads AS h SET
+        last_message = %(id)s,
+        woken = h.woken OR (h.owner IS NULL AND h.state NOT IN ('completed', 'failed', 'cancelled'))
+    WHERE h.id = %(execution)s AND h.last_message = %(id)s - 1
+    RETURNING h.id
+), added AS (
+    INSERT INTO {schema}.messages (execution, id, kind, name, key, payload, options, sent, crc)
+    SELECT w.id, %(id)s::bigint, %(kind)s::text, %(name)s::text, %(key)s::text, %(payload)s::bytea, %(options)s::text,
+        %(sent)s::double precision, %(crc)s::bigint
+    FROM received AS w
+), noted AS (
+    INSERT INTO {schema}.receipts (execution, id, token, key)
+    SELECT w.id, %(id)s::bigint, %(token)s::bigint, %(key)s::text FROM received AS w
+), forgotten AS (
+    DELETE FROM {schema}.receipts AS r USING received AS w
+    WHERE r.execution = w.id AND r.key IS NULL AND r.id <= %(id)s - %(keep)s
+)
+SELECT w.id, pg_notify(%(channel)s, %(teller)s) FROM received AS w
 
 -- name: forget_keys
 DELETE FROM {schema}.receipts AS r

@@ -1,0 +1,245 @@
+"""A move is stored and judged as the equal save is, by the stores that have a shorter way for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import psycopg_pool
+import pytest
+
+from longrun.errors import CorruptDataError, ExecutionNotFoundError, LeaseLostError, NotStorableError, WriteOrderError
+from longrun.records import ExecutionState
+from longrun.stored import Boundary, Head, Move, Save, moved, moving
+from longrun.stores._postgres import moves as postgres_moves
+from longrun.stores._redis import encode
+from longrun.stores.base import StoreBackend
+from longrun.stores.postgres import PostgresBackend
+from longrun.stores.redis import RedisBackend
+from longrun.testing.conformance_base import created, done, loaded, opened
+from longrun.testing.samples import NOW, boundary, create, head, owned, send, step
+from tests.servers import PostgresServer, RedisServer, Source
+
+S = ExecutionState
+
+
+def move(id: str, before: Head, **fields: Any) -> Move:
+    """The move from a head to its next boundary. A name with `h_` changes its head, any other the boundary."""
+    keep_from = fields.pop("keep_from", None)
+    heads = {name[2:]: value for name, value in fields.items() if name.startswith("h_")}
+    bounds = {name: value for name, value in fields.items() if not name.startswith("h_")}
+    crossed = boundary(before.seq + 1, **bounds)
+    after = moved(before, crossed, 0.5)
+    return moving(id, attrs.evolve(after, **({"revision": before.revision + 1} | heads)), crossed, keep_from)
+
+
+def equal_save(one: Move) -> Save:
+    return Save(id=one.id, head=one.head, boundaries=(one.boundary,), keep_from=one.keep_from)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "an older state goes": {"keep_from": 2},
+    "its own state goes": {"keep_from": 3},
+    "no name, no beginning": {"name": None, "started": None},
+    "a beginning": {"started": NOW},
+    "other letters": {"name": "Schritt »ß« 步", "h_owner": "Ich 🙂"},
+    "half a letter": {"h_owner": "\ud800"},
+    "no bytes": {"data": b"", "size": 0},
+    "many bytes": {"data": bytes(range(256)) * 40, "size": 10240},
+    "a state elsewhere": {"data": None, "size": 0},
+    "blobs": {"blobs": ("one", "two")},
+    "an error": {"error": "caught"},
+    "a repetition": {"iteration": 7, "kind": "repeat"},
+    "large numbers": {"size": 1 << 40, "attempts": 5000, "h_revision": 1},
+    "minus nothing": {"h_done": -0.0, "h_progress": -0.0},
+    "a number that is whole": {"ended": 1_700_000_002},
+    "another state": {"h_state": S.PAUSED, "h_reason": "asked to"},
+    "a wait": {"h_state": S.WAITING, "h_signal": "go", "h_due": NOW + 60},
+    "let go": {"h_owner": None, "h_state": S.WAITING, "h_due": NOW + 60},
+    "an end": {"h_owner": None, "h_state": S.COMPLETED, "h_ended": NOW + 2},
+    "held": {"h_hold": True},
+    "woken": {"h_woken": True},
+    "progress inside": {"h_done": 3, "h_of": 4, "h_note": "busy"},
+    "a second attempt": {"h_attempt": 1, "h_crashes": 2, "h_error": "before"},
+    "another step next": {"h_step": 40, "h_visit": 9, "h_iteration": 3},
+    "another moment": {"h_started": NOW - 5, "h_updated": NOW + 9},
+    "not begun": {"h_started": None},
+    "another number": {"h_seq": 9},
+}
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer | Source, postgres_schema: str) -> Iterator[StoreBackend]:
+    assert postgres_server.url is not None
+    with opened(PostgresBackend(postgres_server.url, schema=postgres_schema)) as backend:
+        yield backend
+
+
+@pytest.fixture
+def pooled(postgres_server: PostgresServer | Source, postgres_schema: str) -> Iterator[StoreBackend]:
+    assert postgres_server.url is not None
+    with (
+        psycopg_pool.ConnectionPool(postgres_server.url, open=True) as pool,
+        opened(PostgresBackend(pool, schema=postgres_schema)) as backend,
+    ):
+        yield backend
+
+
+@pytest.fixture
+def redis(redis_server: RedisServer | Source, redis_prefix: str) -> Iterator[StoreBackend]:
+    assert redis_server.url is not None
+    with opened(RedisBackend(redis_server.url, prefix=redis_prefix.strip(":"))) as backend:
+        yield backend
+
+
+def seen(backend: StoreBackend, id: str) -> tuple[Any, ...]:
+    """All that is stored of an execution, but for its id."""
+    rows = backend.boundaries(id)
+    states = [backend.checkpoint(id, row.seq) for row in rows]
+    try:
+        one = backend.load(id)
+    except CorruptDataError:  # no state is left of it
+        return rows, states
+    assert one is not None
+    return one.head, one.boundary, one.kept, one.messages, one.damage, rows, states, backend.head(id)
+
+
+def outcome(backend: StoreBackend, write: Save) -> Any:
+    (answer,) = backend.commit([write])
+    return type(answer) if isinstance(answer, Exception) else answer
+
+
+class MoveTests:
+    """What is true of every store."""
+
+    @pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
+    def test_it_is_stored_as_the_equal_save_is(self, backend: StoreBackend, fields: dict[str, Any]) -> None:
+        one, other = owned("one", blobs={"one": b"1", "two": b"2"}), owned("other", blobs={"one": b"1", "two": b"2"})
+        created(backend, one, other)
+        moved_on = move("one", one.head, **fields)
+        saved = equal_save(move("other", other.head, **fields))
+        assert outcome(backend, moved_on) == outcome(backend, saved)
+        assert seen(backend, "one") == seen(backend, "other")
+
+    @pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
+    def test_many_at_once_are_stored_as_equal_saves_are(self, backend: StoreBackend, fields: dict[str, Any]) -> None:
+        """With others of another kind among them, and enough to be written apart from those."""
+        count = postgres_moves.FEW + 4
+        news = [owned(f"{kind}{n}", blobs={"one": b"1", "two": b"2"}) for kind in "ms" for n in range(count)]
+        other = owned("other")
+        created(backend, *news, other)
+        extra = {} if "data" in fields else {"data": b"another", "size": 7}
+        changed = [extra | fields if n == 1 else fields for n in range(count)] * 2
+        moves = [move(new.id, new.head, **more) for new, more in zip(news, changed, strict=True)]
+        answers = backend.commit([*moves[:count], step("other", other.head), create("new")])
+        backend.commit([equal_save(one) for one in moves[count:]])
+        assert answers[count:] == [None, True]
+        assert [seen(backend, f"m{n}") for n in range(count)] == [seen(backend, f"s{n}") for n in range(count)]
+
+    @pytest.mark.parametrize("count", [1, 40])
+    def test_each_is_judged_by_itself(self, backend: StoreBackend, count: int) -> None:
+        """I3, I9: another fence, a repetition, one that is missing before it, nobody there; the others are done."""
+        news = [owned(f"x{n}") for n in range(count + 3)]
+        created(backend, *news)
+        moves = [move(new.id, new.head) for new in news]
+        stale, repeated, early = news[-3:]
+        moves[-3] = move(stale.id, stale.head, h_fence=7)
+        done(backend, moves[-2])
+        moves[-1] = move(early.id, early.head, h_revision=5)
+        moves.append(move("nobody", repeated.head))
+        answers = backend.commit(moves)
+        assert answers[:count] == [None] * count
+        assert [type(answer) for answer in answers[count:]] == [
+            LeaseLostError,
+            type(None),
+            WriteOrderError,
+            ExecutionNotFoundError,
+        ]
+        assert [loaded(backend, new.id).head.seq for new in news] == [2] * count + [1, 2, 1]
+        for one in moves[count:]:
+            backend.commit([one])
+        assert [len(backend.boundaries(new.id)) for new in news] == [2] * count + [1, 2, 1]
+
+    def test_two_of_one_execution_follow_each_other(self, backend: StoreBackend) -> None:
+        one, other = owned("one"), owned("other")
+        created(backend, one, other)
+        first = move("one", one.head)
+        done(backend, first, move("other", other.head), move("one", first.head))
+        assert [row.seq for row in backend.boundaries("one")] == [1, 2, 3]
+        assert loaded(backend, "other").head.seq == 2
+
+    def test_it_may_follow_its_own_start_and_messages(self, backend: StoreBackend) -> None:
+        one = owned("one")
+        assert done(backend, one, move("one", one.head), send("one")) == [True, None, 1]
+        assert (loaded(backend, "one").head.seq, len(backend.messages("one"))) == (2, 1)
+
+    def test_a_state_that_retention_lets_go_is_gone(self, backend: StoreBackend) -> None:
+        news = [owned(f"x{n}") for n in range(3)]
+        created(backend, *news)
+        done(backend, *(move(new.id, new.head, keep_from=keep) for new, keep in zip(news, (2, None, 1), strict=True)))
+        kept = [[seq for seq, _ in loaded(backend, new.id).kept] for new in news]
+        assert kept == [[2], [1, 2], [1, 2]]
+
+
+class TestPostgres(MoveTests):
+    @pytest.fixture
+    def backend(self, postgres: StoreBackend) -> StoreBackend:
+        return postgres
+
+
+class TestPostgresWithAPool(MoveTests):
+    @pytest.fixture
+    def backend(self, pooled: StoreBackend) -> StoreBackend:
+        return pooled
+
+
+class TestRedis(MoveTests):
+    @pytest.fixture
+    def backend(self, redis: StoreBackend) -> StoreBackend:
+        return redis
+
+
+@pytest.mark.parametrize("wrong", [{"name": "a\0b"}, {"attempts": 1 << 70}, {"name": "\ud800"}])
+def test_one_that_cannot_be_stored_does_not_spoil_the_others(postgres: StoreBackend, wrong: dict[str, Any]) -> None:
+    news = [owned(f"x{n}") for n in range(5)]
+    created(postgres, *news)
+    answers = postgres.commit([move(new.id, new.head, **(wrong if n == 2 else {})) for n, new in enumerate(news)])
+    assert [type(answer) for answer in answers] == [type(None)] * 2 + [NotStorableError] + [type(None)] * 2
+
+
+def test_moves_alone_are_one_statement(postgres: StoreBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked before or after it."""
+    assert isinstance(postgres, PostgresBackend)
+    news = [owned(f"x{n}") for n in range(30)]
+    created(postgres, *news)
+    asked: list[int] = []
+    usual: Callable[..., Any] = postgres_moves.apply
+
+    def counted(connection: Any, queries: Any, found: Any) -> Any:
+        asked.append(len(found))
+        monkeypatch.setattr(connection, "cursor", None)
+        return usual(connection, queries, found)
+
+    monkeypatch.setattr(postgres_moves, "apply", counted)
+    done(postgres, *(move(new.id, new.head) for new in news))
+    assert asked == [30]
+
+
+@pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("seq", [1, 1022, 5000])
+def test_its_bytes_are_those_of_the_equal_save(fields: dict[str, Any], seq: int) -> None:
+    """What the Redis store's script is given, letter by letter."""
+    before = head(owner="me", fence=3, revision=seq + 4, seq=seq, crashes=2)
+    one = move("x", before, **fields)
+    (chunk,), (equal,) = encode.chunks([one], {}), encode.chunks([equal_save(one)], {})
+    assert chunk.argument() == equal.argument()
+
+
+def test_a_long_name_is_no_obstacle(redis: StoreBackend) -> None:
+    one = owned("one", owner="o" * 5000)
+    created(redis, one)
+    done(redis, move("one", one.head, name="n" * 5000))
+    assert isinstance(one.boundary, Boundary)
+    assert loaded(redis, "one").boundary.name == "n" * 5000
