@@ -11,8 +11,9 @@ import time
 from collections.abc import AsyncIterator
 
 from benchmarks import bare
+from longrun.moves import ending, passing
 from longrun.records import ExecutionState
-from longrun.stored import Boundary, Create, Definition, Head, Owner, Save, moved, moving
+from longrun.stored import Boundary, Create, Definition, Head, Owner
 from longrun.stores import open_store
 from longrun.stores.store import CheckpointStore
 
@@ -42,28 +43,11 @@ def first_write(id: str, steps: int) -> Create:
 async def execute(store: CheckpointStore, id: str, steps: int) -> int:
     made = first_write(id, steps)
     await store.create(made)
-    state, head, now = {"n": 0}, made.head, made.head.updated
+    state, head = {"n": 0}, made.head
     while (n := state["n"]) < steps:
-        state, began = await bare.step(state), now
-        data, now = bare.dumps(state), time.time()
-        boundary = Boundary(
-            seq=n + 2,
-            kind="step" if n + 1 < steps else "finish",
-            step=n,
-            name=STEP,
-            started=began,
-            ended=now,
-            attempts=1,
-            next=n + 1,
-            visit=n + 2,
-            data=data,
-            size=len(data),
-        )
-        head = moved(head, boundary, (n + 1) / steps)
-        head.revision += 1
-        if n + 1 == steps:
-            head.state, head.owner, head.ended = ExecutionState.COMPLETED, None, now
-            await store.save(Save(id=id, head=head, boundaries=(boundary,)))
-        else:
-            await store.save(moving(id, head, boundary, None))
+        state = await bare.step(state)
+        cross = passing if n + 1 < steps else ending
+        save = cross(id, head, STEP, time.time(), bare.dumps(state), steps, None)
+        await store.save(save)
+        head = save.head
     return state["n"]

@@ -15,6 +15,7 @@ import attrs
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import ConfigError, CorruptDataError, NewerFormatError, StoreSettingsError
 from longrun.logging import get_logger
+from longrun.moves import Move
 from longrun.records import ExecutionState
 from longrun.seal import Seal
 from longrun.stored import (
@@ -25,7 +26,6 @@ from longrun.stored import (
     Head,
     Loaded,
     Message,
-    Move,
     Owner,
     Query,
     Save,

@@ -308,8 +308,8 @@ def _names(text: Any) -> tuple[str, ...]:
 
 def json_text(value: Any) -> str:
     """JSON in ASCII, so that no database refuses a character of it."""
-    if type(value) is dict:
-        return _json(value) if value else "{}"
+    if value == {}:  # as most are
+        return "{}"
     return _json(dict(value) if isinstance(value, Mapping) else value)
 
 

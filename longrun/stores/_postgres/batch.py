@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from longrun.errors import ExecutionNotFoundError, LeaseLostError, WriteOrderError
-from longrun.stored import Create, Definition, Move, Save, Send, Write, searched_texts
+from longrun.moves import Move
+from longrun.stored import Create, Definition, Save, Send, Write, searched_texts
 from longrun.stores import rows
 from longrun.stores._postgres import moves
 from longrun.stores._postgres.arrays import Ints, Texts, columns
@@ -53,7 +54,7 @@ class Batch:
         if not self.writes:
             return []
         if self._moves_only:
-            plain = moves.plain_rows(self.writes, STATEMENT_BYTES)
+            plain = moves.narrow_rows(self.writes, STATEMENT_BYTES)
             if plain is not None:
                 self._move(connection, range(len(self.writes)), plain)
                 return list(self.answers)
@@ -108,7 +109,7 @@ class Batch:
     def _parts(self, wave: dict[type, list[int]]) -> Iterator[list[int]]:
         moved, saved = wave.pop(Move, []), wave.get(Save)
         if moved and (saved is None or len(moved) > moves.FEW):
-            plain = moves.plain_rows([self.writes[place] for place in moved], STATEMENT_BYTES)
+            plain = moves.narrow_rows([self.writes[place] for place in moved], STATEMENT_BYTES)
             if plain is not None:
                 self._plain[moved[0]] = plain
                 yield moved

@@ -17,7 +17,8 @@ from longrun.errors import (
     SignalQueueFullError,
     WriteOrderError,
 )
-from longrun.stored import Boundary, Create, Definition, Head, Move, Save, Send, Write
+from longrun.moves import Move
+from longrun.stored import Boundary, Create, Definition, Head, Save, Send, Write
 from longrun.stores._redis import moves, wire
 from longrun.stores._redis.strings import NONE as _NONE
 from longrun.stores._redis.strings import number as _number

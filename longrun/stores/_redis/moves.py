@@ -1,7 +1,7 @@
-"""Plain moves as the strings of the commit script: the saves that most steps make, each in one go.
+"""Moves as the strings of the commit script: the saves that most steps make, each in one go.
 
 Place in the life of an execution: checkpoint. What an execution says again and again (its id, its owner, the name of
-its step) is kept packed. The bytes are those that `wire` makes and reads; what is not plain goes the way of every save.
+its step) is kept packed. The bytes are those that `wire` makes and reads.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import math
 from functools import lru_cache
 from zlib import crc32
 
+from longrun.moves import Move
 from longrun.records import ExecutionState
-from longrun.stored import Move
 from longrun.stores._redis import strings, wire
 
-_RUNNING = ExecutionState.RUNNING
 _NAN = math.nan
-_STATE = wire.state_number(_RUNNING)
+_STATE = wire.state_number(ExecutionState.RUNNING)
 _SHORT, _MOST = strings.SHORT, len(strings.SHORT) - 100
 _STEP = strings.string(b"S") + strings.number(10)
 _NO_TEXTS = wire.WITHOUT_TEXTS
@@ -28,9 +27,9 @@ Words = tuple[bytes, str, int, str, bytes, int, bytes, bytes]
 
 
 @lru_cache(4096)
-def _words(id: str, owner: str, kind: str, name: str | None) -> Words | None:
+def _words(id: str, owner: str, name: str) -> Words | None:
     """What one move of an execution shares with the next; None where that is too long, or not for every encoding."""
-    tail, texts = f"0 running 0 ={owner}", wire.row_texts(kind, name)
+    tail, texts = f"0 running 0 ={owner}", wire.row_texts("step", name)
     try:
         known, end = id.encode(), b" " + tail.encode()
     except UnicodeEncodeError:
@@ -49,30 +48,20 @@ def _numbered(seq: int) -> tuple[bytes, bytes, bytes]:
 
 
 def add(parts: list[bytes], move: Move) -> int:
-    """Add the strings of a move, if it is plain; answered is how many bytes its state has, or -1 if it is not."""
-    h, b = move.head, move.boundary
-    owner, data, seq, at = h.owner, b.data, b.seq, h.seq
-    if (
-        h.state is not _RUNNING
-        or owner is None or data is None or h.woken or h.hold or b.blobs
-        or not (h.signal is h.error is h.reason is h.note is b.error is None)
-    ):  # fmt: skip
-        return -1
-    words = _words(move.id, owner, b.kind, b.name)
+    """Add the strings of a move; answered is how many bytes its state has, or -1 if it needs more than this."""
+    h, started, data, keep_from = move.head, move.started, move.data, move.keep_from
+    words = None if h.owner is None else _words(move.id, h.owner, move.name)
     if words is None:
         return -1
     id, marked, skip, tail, end, crc, row, texts = words
+    seq, fence, revision, to, visit, ended = h.seq, h.fence, h.revision, h.step, h.visit, h.updated
     place, field, state = _numbered(seq)
-    fence, revision, crashes, started, keep_from = h.fence, h.revision, h.crashes, b.started, move.keep_from
-    control = f"{marked}{fence} {revision} {crashes} {at} {tail}".encode()
+    control = f"{marked}{fence} {revision} 0 {seq} {tail}".encode()
     before = b" %d %d " % (fence, revision - 1)
     head = _pack_head(
-        _STATE, False, revision, at, h.step, h.visit, h.iteration, h.attempt, crashes, h.updated, h.progress, h.done,
-        _NAN if h.started is None else h.started, _NAN if h.ended is None else h.ended,
-        _NAN if h.due is None else h.due, _NAN if h.of is None else h.of,
+        _STATE, False, revision, seq, to, visit, 0, 0, 0, ended, h.progress, 0, ended, _NAN, _NAN, _NAN
     )  # fmt: skip
-    begun = _NAN if started is None else started
-    numbers = _pack_row(seq, b.step, b.attempts, b.next, b.visit, b.iteration, b.size, begun, b.ended)
+    numbers = _pack_row(seq, to - 1, 1, to, visit, 0, len(data), _NAN if started is None else started, ended)
     size = len(data)
     parts += (
         _STEP, id, _SHORT[9 + len(control) - skip], wire.check(control), control[skip:],

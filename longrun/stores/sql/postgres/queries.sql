@@ -46,21 +46,19 @@ OR w.owner IS NULL AND w.state NOT IN ('completed', 'failed', 'cancelled') AND E
 )
 
 -- name: move
--- A batch of moves of which the head says nothing more than the boundary. One row has all of it, and the tables that
--- follow are filled from what was applied.
+-- A batch of moves: from a step that ended at its first attempt to the one behind it. One row has all of it, and the
+-- tables that follow are filled from what was applied.
 WITH applied AS (
     UPDATE {schema}.heads AS h SET
         state = 'running', revision = w.revision, owner = w.owner, seq = w.seq, step = w.next, visit = w.visit,
-        iteration = w.iteration, attempt = 0, started = w.ended, updated = w.ended, ended = NULL, due = NULL,
-        signal = NULL, woken = false, hold = false, crashes = 0, error = NULL, reason = NULL, progress = w.progress,
-        done = 0, "of" = NULL, note = NULL, crc = w.crc
+        iteration = 0, attempt = 0, started = w.ended, updated = w.ended, ended = NULL, due = NULL, signal = NULL,
+        woken = false, hold = false, crashes = 0, error = NULL, reason = NULL, progress = w.progress, done = 0,
+        "of" = NULL, note = NULL, crc = w.crc
     FROM unnest(
-        %(id)s, %(fence)s, %(revision)s, %(owner)s, %(progress)s, %(crc)s, %(b_seq)s, %(b_kind)s, %(b_step)s,
-        %(b_name)s, %(b_started)s, %(b_ended)s, %(b_attempts)s, %(b_next)s, %(b_visit)s, %(b_iteration)s, %(b_size)s,
-        %(b_crc)s, %(s_data)s, %(s_crc)s {value}
+        %(id)s, %(fence)s, %(revision)s, %(owner)s, %(progress)s, %(crc)s, %(b_seq)s, %(b_name)s, %(b_started)s,
+        %(b_ended)s, %(b_next)s, %(b_visit)s, %(b_crc)s, %(s_data)s, %(s_crc)s {value}
     ) AS w (
-        id, fence, revision, owner, progress, crc, seq, kind, step, name, started, ended, attempts, next, visit,
-        iteration, size, b_crc, data, s_crc {name}
+        id, fence, revision, owner, progress, crc, seq, name, started, ended, next, visit, b_crc, data, s_crc {name}
     )
     WHERE h.id = w.id AND h.fence = w.fence AND h.revision = w.revision - 1
     RETURNING w.*
@@ -68,7 +66,7 @@ WITH applied AS (
     INSERT INTO {schema}.boundaries (
         execution, seq, kind, step, name, started, ended, attempts, next, visit, iteration, size, crc
     )
-    SELECT id, seq, kind, step, name, started, ended, attempts, next, visit, iteration, size, b_crc FROM applied
+    SELECT id, seq, 'step', next - 1, name, started, ended, 1, next, visit, 0, octet_length(data), b_crc FROM applied
 ), stated AS (
     INSERT INTO {schema}.states (execution, seq, data, crc) SELECT id, seq, data, s_crc FROM applied
 )
