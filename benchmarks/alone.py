@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 from benchmarks import bare
 from longrun.records import ExecutionState
-from longrun.stored import Boundary, Create, Definition, Head, Owner, Save, moved
+from longrun.stored import Boundary, Create, Definition, Head, Owner, Save, moved, moving
 from longrun.stores import open_store
 from longrun.stores.store import CheckpointStore
 
@@ -61,7 +61,9 @@ async def execute(store: CheckpointStore, id: str, steps: int) -> int:
         )
         head = moved(head, boundary, (n + 1) / steps)
         head.revision += 1
-        if n + 1 == steps:
+        if n + 1 < steps:
+            await store.save(moving(id, head, boundary, None))
+        else:
             head.state, head.owner, head.ended = ExecutionState.COMPLETED, None, now
-        await store.save(Save(id=id, head=head, boundaries=(boundary,)))
+            await store.save(Save(id=id, head=head, boundaries=(boundary,)))
     return state["n"]

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -19,7 +19,21 @@ from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import CorruptDataError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.seal import Seal
-from longrun.stored import Boundary, Claim, Create, Head, Loaded, Message, Owner, Query, Save, Send, Stored, Write
+from longrun.stored import (
+    Boundary,
+    Claim,
+    Create,
+    Head,
+    Loaded,
+    Message,
+    Move,
+    Owner,
+    Query,
+    Save,
+    Send,
+    Stored,
+    Write,
+)
 from longrun.stores._file import owners
 from longrun.stores._file.catalog import Catalog
 from longrun.stores._file.claims import Claims
@@ -40,6 +54,7 @@ from longrun.stores.store import CheckpointStore
 
 T = TypeVar("T")
 W = TypeVar("W", Create, Save, Send)
+_SAVES = frozenset({Save, Move})
 
 TRIES = 50
 """How often a reader starts over because a file moved under its hands."""
@@ -109,9 +124,9 @@ class FileBackend(StoreBackend):
         answers: list[Answer] = [None] * len(batch)
         try:
             for part in _in_order(batch):
-                _commit_kind(writes.create, [(n, write) for n, write in part if isinstance(write, Create)], answers)
-                _commit_kind(writes.save, [(n, write) for n, write in part if isinstance(write, Save)], answers)
-                _commit_kind(writes.send, [(n, write) for n, write in part if isinstance(write, Send)], answers)
+                _commit_kind(writes.create, part[Create], answers)
+                _commit_kind(writes.save, part[Save], answers)
+                _commit_kind(writes.send, part[Send], answers)
             writes.janitor.tidy_soon()
         finally:
             writes.journals.ring()
@@ -350,18 +365,20 @@ class _Guarded:
             raise unavailable(error, self._doing) from error
 
 
-def _in_order(batch: Sequence[Write]) -> Iterator[list[tuple[int, Write]]]:
-    """Cut a batch where a write follows one of another kind on the same execution: kinds are then done one by one."""
-    if len({type(write) for write in batch}) == 1:
-        yield list(enumerate(batch))
+def _in_order(batch: Sequence[Write]) -> Iterator[dict[type, list[tuple[int, Any]]]]:
+    """The writes by their kind, which are done one by one. A batch is cut where a write follows one of another kind on
+    the same execution."""
+    if _SAVES.issuperset(map(type, batch)):
+        yield {Create: [], Save: list(enumerate(batch)), Send: []}
         return
     kinds: dict[str, type] = {}
-    part: list[tuple[int, Write]] = []
+    part: dict[type, list[tuple[int, Any]]] = {Create: [], Save: [], Send: []}
     for n, write in enumerate(batch):
-        if kinds.setdefault(write.id, type(write)) is not type(write):
+        kind = Save if type(write) is Move else type(write)
+        if kinds.setdefault(write.id, kind) is not kind:
             yield part
-            kinds, part = {write.id: type(write)}, []
-        part.append((n, write))
+            kinds, part = {write.id: kind}, {Create: [], Save: [], Send: []}
+        part[kind].append((n, write))
     yield part
 
 

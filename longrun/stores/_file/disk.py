@@ -103,6 +103,10 @@ class Disk:
     def fstat(self, fd: int) -> os.stat_result:
         return os.fstat(fd)
 
+    def size(self, fd: int) -> int:
+        """Of a file that is only appended to or read at given places: it moves the position to the end."""
+        return os.lseek(fd, 0, os.SEEK_END)
+
     def utime(self, name: str, moment: float, dir_fd: int) -> None:
         os.utime(name, (moment, moment), dir_fd=dir_fd, follow_symlinks=False)
 

@@ -73,10 +73,9 @@ class Journal:
                 self.fd = self.place.live.open(self.name, os.O_RDWR | os.O_APPEND)
             except FileNotFoundError:
                 return False
-            if not self._is_born(self.fd):
+            if not self._is_born(self.fd) or self.place.disk.fstat(self.fd).st_ino != self.ino:
                 return False
-        status = self.place.disk.fstat(self.fd)
-        return status.st_ino == self.ino and (self.bad or status.st_size == self.size)
+        return self.bad or self.place.disk.size(self.fd) == self.size
 
     def _is_born(self, fd: int) -> bool:
         """Whether a file is of our execution. Its inode proves that only while we have it open: the id may have been
@@ -95,8 +94,12 @@ class Journal:
             return self._is_born(fd)
         return False
 
-    def write(self, data: bytes) -> None:
-        """Append, or leave no trace; a journal that may have one is marked as bad. Readers see it after `settled`."""
+    def write(self, data: bytes, now: float) -> None:
+        """Append, or leave no trace; a journal that may have one is marked as bad. Readers see it after `settled`.
+
+        A stale owner should not even try. That decides nothing, so that one look serves for a while."""
+        if now > self.seen + FRESH:
+            self.check_newest()
         disk = self.place.disk
         self.place.live.unsettled[self.ino] = self.size
         try:
@@ -112,11 +115,6 @@ class Journal:
         """All of the file is durable and acknowledged, or no longer ours."""
         self.place.live.unsettled.pop(self.ino, None)
 
-    def check_before(self, now: float) -> None:
-        """For a stale owner, which should not even try. It decides nothing, so that one look serves for a while."""
-        if now > self.seen + FRESH:
-            self.check_newest()
-
     def check_newest(self) -> None:
         """Raise if a newer generation is there."""
         if self.place.live.stat(self.next_name) is not None:
@@ -124,11 +122,12 @@ class Journal:
 
     def check_owned(self) -> os.stat_result:
         """Raise unless this generation is the newest one: only then may a write be acknowledged. The order counts."""
-        self.check_newest()
-        status = self.place.live.stat(self.name)
-        if status is None or status.st_ino != self.ino:
-            raise LeaseLostError(self.id, self.head.fence)
-        return status
+        live = self.place.live
+        if live.stat(self.next_name) is None:
+            status = live.stat(self.name)
+            if status is not None and status.st_ino == self.ino:
+                return status
+        raise LeaseLostError(self.id, self.head.fence)
 
     def was_read(self, revision: int) -> bool:
         """Whether the next generation began with what this one held up to that write: the first thing that a taker
