@@ -207,7 +207,7 @@ class Claims:
             close_all(self._place.disk, [fd])
             raise
         try:
-            taken = self._read(entry, claim, identity, fd, len(first))
+            taken = self._read(entry, claim, identity, fd, made[2], len(first))
         except _UnreadableError as error:
             if error.stored:
                 close_all(self._place.disk, [fd])
@@ -224,7 +224,7 @@ class Claims:
             self._again(entry)
         return taken
 
-    def _read(self, entry: Entry, claim: Claim, identity: Identity, fd: int, size: int) -> _Taken | None:
+    def _read(self, entry: Entry, claim: Claim, identity: Identity, fd: int, ino: int, size: int) -> _Taken | None:
         place = self._place
         before = Spot(place.live, entry.stem, entry.gen, journal_name(entry.stem, entry.gen))
         contents = Contents(entry.id)
@@ -254,7 +254,7 @@ class Claims:
         write_all(place.disk, fd, data)
         n, size = 1 + len(lines), size + len(data)
         journal = Journal(
-            place, entry.id, identity.gen, fd, born=contents.born, head=head, mail=contents.mail, n=n, size=size
+            place, entry.stem, identity, fd, ino, born=contents.born, head=head, mail=contents.mail, n=n, size=size
         )
         return _Taken(journal, contents, letters)
 

@@ -18,7 +18,7 @@ import attrs
 
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
-from longrun.stored import EMPTY, Boundary, Definition, Head, Loaded, Message, Move, Save, named
+from longrun.stored import EMPTY, Boundary, Definition, Head, Loaded, Message, Move, Save, copied, named
 from longrun.stores._file.forms import (
     boundary_form,
     boundary_from,
@@ -26,6 +26,7 @@ from longrun.stores._file.forms import (
     definition_from,
     head_form,
     head_from,
+    with_steps,
 )
 from longrun.stores._file.lines import Identity, Line, pack, pack_twice
 
@@ -177,7 +178,7 @@ class Contents:
     def _name_steps(self, steps: tuple[str, ...], version: str) -> None:
         self.steps = steps
         if self.definition is not None:
-            self.definition = attrs.evolve(named(self.definition, steps, version), steps=())
+            self.definition = with_steps(named(self.definition, steps, version), ())
 
     def _start_over(self, fields: dict[str, Any]) -> None:
         self.whole, self.shaken = True, False
@@ -269,7 +270,7 @@ class Contents:
         boundary = self.boundary(self.newest() or 0)
         waiting = tuple([message for message in messages if self.mail.waits(message.id)])
         return Loaded(
-            definition=attrs.evolve(definition, steps=self.steps or ()),
+            definition=with_steps(definition, self.steps or ()),
             head=woken_head(head, bool(waiting)),
             boundary=boundary,
             blobs={name: self.blobs[name] for name in boundary.blobs},
@@ -309,7 +310,9 @@ def blocked_head(head: Head, reason: str) -> Head:
 
 def claimed_head(head: Head, owner: str) -> Head:
     unclean = head.state in (ExecutionState.RUNNING, ExecutionState.RESUMING) and head.owner not in (None, owner)
-    return attrs.evolve(head, fence=head.fence + 1, owner=owner, woken=False, crashes=head.crashes + unclean)
+    new = copied(head)
+    new.fence, new.owner, new.woken, new.crashes = head.fence + 1, owner, False, head.crashes + unclean
+    return new
 
 
 def woken_head(head: Head, mail: bool) -> Head:
@@ -385,7 +388,9 @@ def save_lines(
     return payloads.lines(fields)
 
 
-def move_line(identity: Identity, n: int, move: Move, mail: Mail, about: Mapping[str, Any]) -> bytes | None:
+def move_line(
+    identity: Identity, n: int, move: Move, mail: Mail, *, whole: bool = False, about: Mapping[str, Any] = EMPTY
+) -> bytes | None:
     """What `save_lines` makes of a move, in fewer steps; None if that takes more than one line."""
     boundary = move.boundary
     data = boundary.data
@@ -394,6 +399,8 @@ def move_line(identity: Identity, n: int, move: Move, mail: Mail, about: Mapping
     row = boundary_form(boundary)
     row["state"] = 0
     fields: dict[str, Any] = {"kind": "save", "head": head_form(move.head)}
+    if whole:
+        fields["whole"] = True
     if about:
         fields.update(about)
     fields["boundaries"] = (row,)
@@ -422,8 +429,7 @@ def _add_rest(save: Save, mail: Mail, fields: dict[str, Any]) -> None:
 def snapshot_lines(identity: Identity, contents: Contents, n: int) -> list[bytes]:
     """Everything of an execution, in few lines; large states and blobs have one of their own each."""
     head, definition = contents.found()
-    definition = attrs.evolve(definition, steps=contents.steps or ())
-    found = first_lines(identity, definition, contents.born, n)
+    found = first_lines(identity, with_steps(definition, contents.steps or ()), contents.born, n)
     payloads = _Payloads(identity, n + len(found))
     fields: dict[str, Any] = {"kind": "save", "whole": True, "head": head_form(head)}
     rows: list[dict[str, Any]] = []

@@ -261,5 +261,7 @@ def open_folder(disk: Disk, path: str, dir_fd: int | None = None, *, follow: boo
 
 def close_all(disk: Disk, fds: Sequence[int]) -> None:
     for fd in fds:
-        with contextlib.suppress(OSError):  # nothing is pending on it: what was acknowledged has been synced
+        try:  # noqa: SIM105  # in fewer steps: one is closed at every end
             disk.close(fd)
+        except OSError:  # nothing is pending on it: what was acknowledged has been synced
+            pass

@@ -20,7 +20,7 @@ import attrs
 from longrun.errors import LeaseLostError, StoreUnavailableError
 from longrun.stored import EMPTY, Head
 from longrun.stores._file.contents import Contents, Mail, snapshot_lines
-from longrun.stores._file.disk import UnopenableError, read_range, write_all
+from longrun.stores._file.disk import UnopenableError, close_all, read_range, write_all
 from longrun.stores._file.history import move_history
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, unpack
 from longrun.stores._file.place import KIND, Place, journal_name, stem_of, unavailable
@@ -41,14 +41,23 @@ class Journal:
     )
 
     def __init__(
-        self, place: Place, id: str, gen: int, fd: int, *, born: str, head: Head, mail: Mail, n: int, size: int
+        self,
+        place: Place,
+        stem: str,
+        identity: Identity,
+        fd: int,
+        ino: int,
+        *,
+        born: str,
+        head: Head,
+        mail: Mail,
+        n: int,
+        size: int,
     ) -> None:
-        self.place, self.id, self.gen, self.fd, self.born = place, id, gen, fd, born
-        self.stem = stem_of(id)
-        self.name, self.next_name = journal_name(self.stem, gen), journal_name(self.stem, gen + 1)
-        self.identity = Identity(id, gen)
-        self.head, self.mail, self.n, self.size = head, mail, n, size
-        self.ino = place.disk.fstat(fd).st_ino
+        id, gen = identity.id, identity.gen
+        self.place, self.id, self.gen, self.fd, self.ino, self.born = place, id, gen, fd, ino, born
+        self.stem, self.name, self.next_name = stem, journal_name(stem, gen), journal_name(stem, gen + 1)
+        self.identity, self.head, self.mail, self.n, self.size = identity, head, mail, n, size
         self.seen = time.monotonic()
         self.saves = 0
         self.bad = False
@@ -58,12 +67,11 @@ class Journal:
 
     def set_limit(self) -> None:
         """Journals that began together do not all grow too large in the same moment."""
-        self.limit = 2 * self.size + int(GROWTH * random.uniform(0.75, 1.25))
+        self.limit = 2 * self.size + int(GROWTH * (0.75 + random.random() / 2))
 
     def close(self) -> None:
         if self.fd >= 0:
-            with contextlib.suppress(OSError):  # all that was acknowledged is synced
-                self.place.disk.close(self.fd)
+            close_all(self.place.disk, (self.fd,))
             self.fd = -1
 
     def reopen(self) -> bool:

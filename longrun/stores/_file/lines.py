@@ -32,6 +32,8 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _OURS = frozenset({"save", "state", "blob", "entry", "steps", "row"})
 """Kinds of lines with nothing in them but text and small numbers of our own: no large number and no NaN of a user's."""
 _OURS_STARTS = (b'{"kind":"save"', b'{"kind":"steps"', b'{"kind":"row"')
+_DEFINED_STARTS = (b'{"kind":"definition"', b'{"kind":"finished"')
+"""Lines with a definition. Of a user's there can be a priority and metadata in it."""
 _JSON_STARTS = frozenset(bytes([start]) for start in b'{["-0123456789tfn')
 
 
@@ -79,7 +81,8 @@ def _sealed(body: bytes) -> bytes:
 
 
 def _dumped(fields: dict[str, Any]) -> bytes:
-    return dumped(fields, ours=fields["kind"] in _OURS)
+    ours = fields["kind"] in _OURS or ("definition" in fields and "metadata" not in fields["definition"])
+    return dumped(fields, ours=ours)
 
 
 def dumped(value: Any, *, ours: bool) -> bytes:
@@ -144,10 +147,16 @@ def _unpacked(body: bytes, identity: Identity) -> Line:
             position += abs(length) + 1
     try:
         text = b"{" + body[position + 1 :]
-        fields = loaded(text, ours=text.startswith(_OURS_STARTS))
+        fields = loaded(text, ours=_is_ours(text))
     except ValueError as error:
         raise BrokenLineError from error
     return Line(int(match[1]), fields, payloads)
+
+
+def _is_ours(text: bytes) -> bool:
+    if text.startswith(_DEFINED_STARTS):
+        return b'"metadata":' not in text and b'"priority":' not in text
+    return text.startswith(_OURS_STARTS)
 
 
 def unpack_any(line: bytes) -> tuple[Identity, Line]:

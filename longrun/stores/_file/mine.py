@@ -18,7 +18,7 @@ from longrun.stores._file.disk import write_all
 from longrun.stores._file.done import Finished
 from longrun.stores._file.entry import Entry
 from longrun.stores._file.journal import Journal
-from longrun.stores._file.lines import fits
+from longrun.stores._file.lines import Identity, fits
 from longrun.stores._file.moving import bring_back
 from longrun.stores._file.place import Place
 from longrun.stores._file.reading import Spot, locate, read_settled, read_summary
@@ -132,7 +132,10 @@ class Journals:
         if head.fence != save.head.fence:
             raise LeaseLostError(save.id, save.head.fence)
         size = tail.end if tail.clean else self._close_end(fd, spot, tail.end)
-        journal = Journal(self.place, save.id, spot.gen, fd, born=born, head=head, mail=mail, n=tail.n, size=size)
+        identity, ino = Identity(save.id, spot.gen), self.place.disk.fstat(fd).st_ino
+        journal = Journal(
+            self.place, spot.stem, identity, fd, ino, born=born, head=head, mail=mail, n=tail.n, size=size
+        )
         journal.about = {name: getattr(definition, name) for name in ABOUT}
         return journal
 

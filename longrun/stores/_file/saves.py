@@ -179,7 +179,7 @@ class Saves:
             return
         line = None
         if type(save) is Move and head.state is RUNNING:
-            line = move_line(append.journal.identity, append.n + 1, save, append.mail, append.about)
+            line = move_line(append.journal.identity, append.n + 1, save, append.mail, about=append.about)
         if line is not None:
             append.lines.append(line)
             append.n += 1
