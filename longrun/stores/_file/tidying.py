@@ -16,7 +16,7 @@ from longrun.stores._file.moving import move_away
 from longrun.stores._file.place import Place
 
 TIDY_OVER = 64
-MOVE_CHUNK = 64
+MOVE_CHUNK = 512
 
 
 class Janitor:
