@@ -146,7 +146,7 @@ class FileBackend(StoreBackend):
 
     def renew(self, owner: str, ttl: float) -> bool:
         parts = self._open
-        parts.writes.janitor.tidy_soon(least=1)
+        parts.writes.janitor.tidy_soon(now=True)
         with _Guarded("a lease cannot be renewed"):
             return owners.renew(parts.place, self._clock, owner, ttl)
 

@@ -104,15 +104,18 @@ class Claims:
     def _named(self, claim: Claim, ids: Iterable[str]) -> list[Entry]:
         found: list[Entry] = []
         for id in dict.fromkeys(ids):
-            spot = self._catalog.locate(id)
-            if spot is not None and spot.folder is self._place.done:
-                spot = self._from_done(claim, id, spot)
-            entry = None if spot is None else self._catalog.find(id, spot.gen)
+            entry = self._catalog.current(id) or self._located(claim, id)
             if entry is None or entry.unreadable or entry.inbox.closed is not None:
                 continue  # it is listed as blocked; `load` says why
             if _is_asked_for(entry, claim):
                 found.append(entry)
         return found
+
+    def _located(self, claim: Claim, id: str) -> Entry | None:
+        spot = self._catalog.locate(id)
+        if spot is not None and spot.folder is self._place.done:
+            spot = self._from_done(claim, id, spot)
+        return None if spot is None else self._catalog.find(id, spot.gen)
 
     def _from_done(self, claim: Claim, id: str, spot: Spot) -> Spot | None:
         """A finished one comes back into live/ if it is to be had."""

@@ -434,7 +434,8 @@ def snapshot_lines(identity: Identity, contents: Contents, n: int) -> list[bytes
     fields: dict[str, Any] = {"kind": "save", "whole": True, "head": head_form(head)}
     rows: list[dict[str, Any]] = []
     for seq in sorted(contents.rows):
-        row = {key: value for key, value in contents.rows[seq].items() if key != "state"}
+        row = {**contents.rows[seq]}
+        row.pop("state", None)
         if seq in contents.states:
             row["state"] = payloads.add(contents.states[seq], "state", "seq", seq)
         rows.append(row)
