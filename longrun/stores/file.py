@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -123,10 +123,13 @@ class FileBackend(StoreBackend):
         writes = self._open.writes
         answers: list[Answer] = [None] * len(batch)
         try:
-            for part in _in_order(batch):
-                _commit_kind(writes.create, part[Create], answers)
-                _commit_kind(writes.save, part[Save], answers)
-                _commit_kind(writes.send, part[Send], answers)
+            if _SAVES.issuperset(map(type, batch)):
+                _commit_kind(writes.save, list(enumerate(batch)), answers)
+            else:
+                for creates, saves, sends in _in_order(batch):
+                    _commit_kind(writes.create, creates, answers)
+                    _commit_kind(writes.save, saves, answers)
+                    _commit_kind(writes.send, sends, answers)
             writes.janitor.tidy_soon()
         finally:
             writes.journals.ring()
@@ -365,25 +368,24 @@ class _Guarded:
             raise unavailable(error, self._doing) from error
 
 
-def _in_order(batch: Sequence[Write]) -> Iterator[dict[type, list[tuple[int, Any]]]]:
-    """The writes by their kind, which are done one by one. A batch is cut where a write follows one of another kind on
-    the same execution."""
-    if _SAVES.issuperset(map(type, batch)):
-        yield {Create: [], Save: list(enumerate(batch)), Send: []}
-        return
+def _in_order(batch: Sequence[Write]) -> Iterator[Iterable[list[tuple[int, Any]]]]:
+    """Creates, saves and sends, which are done one kind after the other. A batch is cut where a write follows one of
+    another kind on the same execution."""
     kinds: dict[str, type] = {}
     part: dict[type, list[tuple[int, Any]]] = {Create: [], Save: [], Send: []}
     for n, write in enumerate(batch):
         kind = Save if type(write) is Move else type(write)
         if kinds.setdefault(write.id, kind) is not kind:
-            yield part
+            yield part.values()
             kinds, part = {write.id: kind}, {Create: [], Save: [], Send: []}
         part[kind].append((n, write))
-    yield part
+    yield part.values()
 
 
 def _commit_kind(
-    commit: Callable[[Sequence[tuple[int, W]], list[Answer]], None], writes: list[tuple[int, W]], answers: list[Answer]
+    commit: Callable[[Sequence[tuple[int, W]], list[Answer]], None],
+    writes: Sequence[tuple[int, Any]],
+    answers: list[Answer],
 ) -> None:
     """What fails for all of one kind refuses these: the others of the batch are stored, and are answered so."""
     if not writes:

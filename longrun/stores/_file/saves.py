@@ -126,10 +126,11 @@ class Saves:
     def save(self, batch: Sequence[tuple[int, Save]], answers: list[Answer]) -> None:
         todo = batch
         self._place.sync_names()
+        limit = self._journals.limit
         for _ in range(ROUNDS):
             appends = self._prepare(todo, answers)
-            for start in range(0, len(appends), self._journals.limit):
-                self._flush(appends[start : start + self._journals.limit])
+            for start in range(0, len(appends), limit):
+                self._flush(appends[start : start + limit])
             todo = self._settle(appends, answers)
             if not todo:
                 break
@@ -239,7 +240,7 @@ class Saves:
         for append in chunk:
             if append.error is None:
                 append.confirm(now)
-        self._journals.used([append.journal for append in chunk])
+        self._journals.used(append.journal for append in chunk)
 
     def _sync(self, written: list[_Append]) -> None:
         """A journal for which that fails is bad, and never synced again."""
