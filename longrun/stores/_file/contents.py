@@ -36,6 +36,7 @@ NO_WORKFLOW = ""
 """The name of a workflow that cannot be read."""
 ABOUT = ("total", "version")
 """What a save that names the steps makes of the definition: every save behind it says so too."""
+_OF_MOVES = frozenset({"kind", "head", "boundaries", "keep_from", "mail"})
 CLEARED = (ExecutionState.COMPLETED, ExecutionState.CANCELLED)
 """Their entries and messages go; a failed execution keeps them for a retry."""
 
@@ -147,7 +148,21 @@ class Contents:
             self._start_over(fields)
         else:
             self.told = []
-        self._head_form = fields["head"]
+        head = self._head_form = fields["head"]
+        for row in fields.get("boundaries", ()):
+            self._add_row(row, payloads)
+        if not fields.keys() <= _OF_MOVES:
+            self._save_rest(fields, payloads)
+        if "keep_from" in fields:
+            self.strip(fields["keep_from"])
+        self.mail = mail_from(fields)
+        if head["state"] in CLEARED:
+            self.entries.clear()
+        if self.staged_states or self.staged_blobs or self.staged_entries:
+            self.staged_states, self.staged_blobs, self.staged_entries = {}, {}, {}
+
+    def _save_rest(self, fields: dict[str, Any], payloads: list[bytes]) -> None:
+        """What most saves, being moves, do not have."""
         for name, place in fields.get("blobs", {}).items():
             if place != -1:
                 self.blobs[name] = payloads[place]
@@ -155,8 +170,6 @@ class Contents:
                 self.blobs[name] = self.staged_blobs[name]
             else:
                 self.blobs.pop(name, None)
-        for row in fields.get("boundaries", ()):
-            self._add_row(row, payloads)
         if fields.get("clear"):
             self.entries.clear()
             self.shaken = False
@@ -164,16 +177,10 @@ class Contents:
             self.entries.pop(key, None)
         for key, place in fields.get("put", {}).items():
             self._put(key, self.staged_entries.get(key) if place == -1 else payloads[place])
-        if "keep_from" in fields:
-            self.strip(fields["keep_from"])
         for name in fields.get("drop_blobs", ()):
             self.blobs.pop(name, None)
         if "steps" in fields:
             self._name_steps(tuple(fields["steps"]), fields.get("version", "1"))
-        self.mail = mail_from(fields)
-        if fields["head"]["state"] in CLEARED:
-            self.entries.clear()
-        self.staged_states, self.staged_blobs, self.staged_entries = {}, {}, {}
 
     def _name_steps(self, steps: tuple[str, ...], version: str) -> None:
         self.steps = steps

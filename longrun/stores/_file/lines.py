@@ -137,10 +137,15 @@ def _unpacked(body: bytes, identity: Identity) -> Line:
     match = _FRONT.match(body, len(front))
     if match is None:
         raise BrokenLineError
+    number, sizes = match.groups()
     position = match.end()
     payloads: list[bytes] = []
-    if match[2] is not None:
-        for size in match[2].split(b","):
+    if sizes is not None and sizes.isdigit():  # one, and it stands there as it is
+        end = position + int(sizes)
+        payloads.append(body[position:end])
+        position = end + 1
+    elif sizes is not None:
+        for size in sizes.split(b","):
             length = int(size)
             text = body[position : position + abs(length)]
             payloads.append(text if length > 0 else binascii.a2b_base64(text[1:-1]))
@@ -150,7 +155,7 @@ def _unpacked(body: bytes, identity: Identity) -> Line:
         fields = loaded(text, ours=_is_ours(text))
     except ValueError as error:
         raise BrokenLineError from error
-    return Line(int(match[1]), fields, payloads)
+    return Line(int(number), fields, payloads)
 
 
 def _is_ours(text: bytes) -> bool:
