@@ -10,16 +10,30 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import attrs
 
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import CorruptDataError, StoreSettingsError, StoreUnavailableError
+from longrun.moves import End, Move
 from longrun.records import ExecutionState
 from longrun.seal import Seal
-from longrun.stored import Boundary, Claim, Create, Head, Loaded, Message, Owner, Query, Save, Send, Stored, Write
+from longrun.stored import (
+    Boundary,
+    Claim,
+    Create,
+    Head,
+    Loaded,
+    Message,
+    Owner,
+    Query,
+    Save,
+    Send,
+    Stored,
+    Write,
+)
 from longrun.stores._file import owners
 from longrun.stores._file.catalog import Catalog
 from longrun.stores._file.claims import Claims
@@ -40,6 +54,7 @@ from longrun.stores.store import CheckpointStore
 
 T = TypeVar("T")
 W = TypeVar("W", Create, Save, Send)
+_SAVES = frozenset({Save, Move, End})
 
 TRIES = 50
 """How often a reader starts over because a file moved under its hands."""
@@ -108,10 +123,13 @@ class FileBackend(StoreBackend):
         writes = self._open.writes
         answers: list[Answer] = [None] * len(batch)
         try:
-            for part in _in_order(batch):
-                _commit_kind(writes.create, [(n, write) for n, write in part if isinstance(write, Create)], answers)
-                _commit_kind(writes.save, [(n, write) for n, write in part if isinstance(write, Save)], answers)
-                _commit_kind(writes.send, [(n, write) for n, write in part if isinstance(write, Send)], answers)
+            if _SAVES.issuperset(map(type, batch)):
+                _commit_kind(writes.save, list(enumerate(batch)), answers)
+            else:
+                for creates, saves, sends in _in_order(batch):
+                    _commit_kind(writes.create, creates, answers)
+                    _commit_kind(writes.save, saves, answers)
+                    _commit_kind(writes.send, sends, answers)
             writes.janitor.tidy_soon()
         finally:
             writes.journals.ring()
@@ -131,7 +149,7 @@ class FileBackend(StoreBackend):
 
     def renew(self, owner: str, ttl: float) -> bool:
         parts = self._open
-        parts.writes.janitor.tidy_soon(least=1)
+        parts.writes.janitor.tidy_soon(now=True)
         with _Guarded("a lease cannot be renewed"):
             return owners.renew(parts.place, self._clock, owner, ttl)
 
@@ -350,23 +368,24 @@ class _Guarded:
             raise unavailable(error, self._doing) from error
 
 
-def _in_order(batch: Sequence[Write]) -> Iterator[list[tuple[int, Write]]]:
-    """Cut a batch where a write follows one of another kind on the same execution: kinds are then done one by one."""
-    if len({type(write) for write in batch}) == 1:
-        yield list(enumerate(batch))
-        return
+def _in_order(batch: Sequence[Write]) -> Iterator[Iterable[list[tuple[int, Any]]]]:
+    """Creates, saves and sends, which are done one kind after the other. A batch is cut where a write follows one of
+    another kind on the same execution."""
     kinds: dict[str, type] = {}
-    part: list[tuple[int, Write]] = []
+    part: dict[type, list[tuple[int, Any]]] = {Create: [], Save: [], Send: []}
     for n, write in enumerate(batch):
-        if kinds.setdefault(write.id, type(write)) is not type(write):
-            yield part
-            kinds, part = {write.id: type(write)}, []
-        part.append((n, write))
-    yield part
+        kind = Save if isinstance(write, Save) else type(write)
+        if kinds.setdefault(write.id, kind) is not kind:
+            yield part.values()
+            kinds, part = {write.id: kind}, {Create: [], Save: [], Send: []}
+        part[kind].append((n, write))
+    yield part.values()
 
 
 def _commit_kind(
-    commit: Callable[[Sequence[tuple[int, W]], list[Answer]], None], writes: list[tuple[int, W]], answers: list[Answer]
+    commit: Callable[[Sequence[tuple[int, W]], list[Answer]], None],
+    writes: Sequence[tuple[int, Any]],
+    answers: list[Answer],
 ) -> None:
     """What fails for all of one kind refuses these: the others of the batch are stored, and are answered so."""
     if not writes:

@@ -160,6 +160,16 @@ def test_a_line_of_the_index_that_cannot_be_read_is_kept_aside(path: Path) -> No
     assert b'"id":"x9"' in kept.read_bytes()
 
 
+@pytest.mark.parametrize("workflow", ["käse", "plain", 'quote"d', "\ud800", "\x7f"])
+def test_what_ended_is_found_by_any_name_of_its_workflow(path: Path, workflow: str) -> None:
+    with opened(FileBackend(path)) as backend:
+        created(backend, create("here", COMPLETED, workflow=workflow))
+    backend = FileBackend(path)
+    with opened(backend):
+        assert found(backend, workflows=frozenset({workflow})) == ["here"]
+        assert found(backend, workflows=frozenset({workflow + "!"})) == []
+
+
 class Vanishing(Disk):
     """A journal is deleted in the moment in which it is opened for the third time."""
 

@@ -12,43 +12,52 @@ import attrs
 
 from longrun.errors import CorruptDataError, LongrunError, StoreUnavailableError
 from longrun.stored import Create, Save, Send
-from longrun.stores._file.contents import NO_MAIL, Mail, first_lines, save_lines
+from longrun.stores._file.contents import NO_MAIL, Mail, birth_line, first_lines, save_lines
 from longrun.stores._file.disk import close_all
-from longrun.stores._file.entry import Entry, Mark, mark_of
+from longrun.stores._file.entry import Entry, mark_of
+from longrun.stores._file.forms import with_steps
 from longrun.stores._file.inbox import Box, send
 from longrun.stores._file.journal import Journal, failed
 from longrun.stores._file.lines import Identity
-from longrun.stores._file.place import Place, done_name, journal_name, stem_of
+from longrun.stores._file.place import Place, done_name, journal_name
 from longrun.stores.base import Answer
 
 
-@attrs.define(eq=False)
 class Birth:
     """A new execution on its way into live/."""
 
-    where: int
-    create: Create
-    born: str = attrs.field(factory=lambda: os.urandom(8).hex())
-    temporary: str = ""
-    fd: int = -1
-    data: bytes = b""
-    lines: int = 0
-    error: LongrunError | None = None
-    journal: Journal | None = None
-    mark: Mark | None = None
+    __slots__ = ("born", "create", "entry", "error", "fd", "journal", "lines", "size", "stem", "temporary", "where")
+
+    entry: Entry
+    """What is known of it once it is there."""
+
+    def __init__(self, where: int, create: Create, stem: str) -> None:
+        self.where, self.create, self.stem = where, create, stem
+        self.born = os.urandom(8).hex()
+        self.temporary, self.fd = "", -1
+        self.lines = self.size = 0
+        self.error: LongrunError | None = None
+        self.journal: Journal | None = None
 
     def write(self, place: Place) -> None:
         """Write the complete journal under a temporary name."""
-        create = self.create
-        identity = Identity(create.id, 0)
-        lines = first_lines(identity, create.definition, self.born)
-        save = Save(id=create.id, head=create.head, boundaries=(create.boundary,), blobs=create.blobs)
-        lines += save_lines(identity, len(lines) + 1, save, NO_MAIL, whole=True)
-        self.data, self.lines = b"".join(lines), len(lines)
+        lines = self._lines()
+        data = b"".join(lines)
+        self.lines, self.size = len(lines), len(data)
         try:
-            self.temporary, self.fd = place.temporary(self.data, sync=False)
+            self.temporary, self.fd = place.temporary(data, sync=False)
         except OSError as error:
             self.error = failed(error)
+
+    def _lines(self) -> list[bytes]:
+        create, definition = self.create, self.create.definition
+        identity = Identity(definition.id, 0)
+        lines = first_lines(identity, definition, self.born)
+        n = len(lines) + 1
+        if (line := birth_line(identity, n, create)) is not None:
+            return [*lines, line]
+        save = Save(id=definition.id, head=create.head, boundaries=(create.boundary,), blobs=create.blobs)
+        return lines + save_lines(identity, n, save, NO_MAIL, whole=True)
 
     def fail(self, place: Place, error: OSError) -> None:
         """It could not be made durable."""
@@ -59,33 +68,38 @@ class Birth:
         """Let it appear, unless the id is taken."""
         if self.error is not None:
             return self.error
-        stem = stem_of(self.create.id)
         try:
-            if place.done.stat(done_name(stem)) is not None:
+            if place.done.stat(done_name(self.stem)) is not None:
                 place.drop_temporary(self.temporary)
                 return False
-            if not place.publish(self.temporary, place.live, journal_name(stem, 0)):
+            if not place.publish(self.temporary, place.live, journal_name(self.stem, 0)):
                 return False
-            self.mark = mark_of(place.disk.fstat(self.fd))
-            head = self.create.head
-            if head.owner is not None and not head.state.finished:
-                self.journal = Journal(
-                    place,
-                    self.create.id,
-                    0,
-                    self.fd,
-                    born=self.born,
-                    head=head,
-                    mail=NO_MAIL,
-                    n=self.lines,
-                    size=len(self.data),
-                )
-                self.fd = -1
+            self._appear(place, place.disk.fstat(self.fd))
             return True
         except OSError as error:
             return failed(error)
         finally:
             self._close(place)
+
+    def _appear(self, place: Place, status: os.stat_result) -> None:
+        head, definition = self.create.head, self.create.definition
+        owned = head.owner is not None and not head.state.finished
+        records = (self.born, with_steps(definition, ()), head)
+        self.entry = Entry(self.stem, 0, records, NO_MAIL, None if owned else mark_of(status))
+        if owned:
+            self.journal = Journal(
+                place,
+                self.stem,
+                Identity(definition.id, 0),
+                self.fd,
+                status.st_ino,
+                born=self.born,
+                head=head,
+                mail=NO_MAIL,
+                n=self.lines,
+                size=self.size,
+            )
+            self.fd = -1
 
     def abandon(self, place: Place) -> None:
         """Something has failed on the way: nothing of it is left."""
@@ -97,14 +111,8 @@ class Birth:
 
     def _close(self, place: Place) -> None:
         if self.fd >= 0:
-            close_all(place.disk, [self.fd])
+            close_all(place.disk, (self.fd,))
             self.fd = -1
-
-    @property
-    def entry(self) -> Entry:
-        create = self.create
-        definition = attrs.evolve(create.definition, steps=())
-        return Entry(stem_of(create.id), 0, (self.born, definition, create.head), NO_MAIL, self.mark)
 
 
 @attrs.define(eq=False)

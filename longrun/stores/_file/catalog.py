@@ -327,6 +327,22 @@ class Catalog:
                 self._update_inbox(stem)
             return entry
 
+    def current(self, id: str) -> Entry | None:
+        """The entry of an execution whose journal is as it was when it was read, and the newest one; None where it must
+        be located anew."""
+        with self.lock:
+            entry = self.entries.by_stem.get(stem_of(id))
+            if entry is None or entry.mark is None or entry.id != id:
+                return None
+            live = self._place.live
+            status = live.stat(journal_name(entry.stem, entry.gen))
+            if status is None or mark_of(status) != entry.mark:
+                return None
+            if live.stat(journal_name(entry.stem, entry.gen + 1)) is not None:
+                return None
+            self._update_inbox(entry.stem)
+            return entry
+
     def mail(self, id: str, spot: Spot) -> tuple[str, Mail]:
         """The birth mark of an execution that was located just now, and which of its messages were taken."""
         if spot.folder is self._place.live:

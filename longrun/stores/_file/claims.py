@@ -104,15 +104,18 @@ class Claims:
     def _named(self, claim: Claim, ids: Iterable[str]) -> list[Entry]:
         found: list[Entry] = []
         for id in dict.fromkeys(ids):
-            spot = self._catalog.locate(id)
-            if spot is not None and spot.folder is self._place.done:
-                spot = self._from_done(claim, id, spot)
-            entry = None if spot is None else self._catalog.find(id, spot.gen)
+            entry = self._catalog.current(id) or self._located(claim, id)
             if entry is None or entry.unreadable or entry.inbox.closed is not None:
                 continue  # it is listed as blocked; `load` says why
             if _is_asked_for(entry, claim):
                 found.append(entry)
         return found
+
+    def _located(self, claim: Claim, id: str) -> Entry | None:
+        spot = self._catalog.locate(id)
+        if spot is not None and spot.folder is self._place.done:
+            spot = self._from_done(claim, id, spot)
+        return None if spot is None else self._catalog.find(id, spot.gen)
 
     def _from_done(self, claim: Claim, id: str, spot: Spot) -> Spot | None:
         """A finished one comes back into live/ if it is to be had."""
@@ -207,7 +210,7 @@ class Claims:
             close_all(self._place.disk, [fd])
             raise
         try:
-            taken = self._read(entry, claim, identity, fd, len(first))
+            taken = self._read(entry, claim, identity, fd, made[2], len(first))
         except _UnreadableError as error:
             if error.stored:
                 close_all(self._place.disk, [fd])
@@ -224,7 +227,7 @@ class Claims:
             self._again(entry)
         return taken
 
-    def _read(self, entry: Entry, claim: Claim, identity: Identity, fd: int, size: int) -> _Taken | None:
+    def _read(self, entry: Entry, claim: Claim, identity: Identity, fd: int, ino: int, size: int) -> _Taken | None:
         place = self._place
         before = Spot(place.live, entry.stem, entry.gen, journal_name(entry.stem, entry.gen))
         contents = Contents(entry.id)
@@ -254,7 +257,7 @@ class Claims:
         write_all(place.disk, fd, data)
         n, size = 1 + len(lines), size + len(data)
         journal = Journal(
-            place, entry.id, identity.gen, fd, born=contents.born, head=head, mail=contents.mail, n=n, size=size
+            place, entry.stem, identity, fd, ino, born=contents.born, head=head, mail=contents.mail, n=n, size=size
         )
         return _Taken(journal, contents, letters)
 

@@ -17,8 +17,9 @@ from typing import Any
 import attrs
 
 from longrun.errors import CorruptDataError
+from longrun.moves import Move
 from longrun.records import ExecutionState
-from longrun.stored import EMPTY, Boundary, Definition, Head, Loaded, Message, Save, named
+from longrun.stored import EMPTY, Boundary, Create, Definition, Head, Loaded, Message, Save, copied, named
 from longrun.stores._file.forms import (
     boundary_form,
     boundary_from,
@@ -26,6 +27,8 @@ from longrun.stores._file.forms import (
     definition_from,
     head_form,
     head_from,
+    move_forms,
+    with_steps,
 )
 from longrun.stores._file.lines import Identity, Line, pack, pack_twice
 
@@ -35,6 +38,7 @@ NO_WORKFLOW = ""
 """The name of a workflow that cannot be read."""
 ABOUT = ("total", "version")
 """What a save that names the steps makes of the definition: every save behind it says so too."""
+_OF_MOVES = frozenset({"kind", "head", "boundaries", "keep_from", "mail"})
 CLEARED = (ExecutionState.COMPLETED, ExecutionState.CANCELLED)
 """Their entries and messages go; a failed execution keeps them for a retry."""
 
@@ -146,7 +150,21 @@ class Contents:
             self._start_over(fields)
         else:
             self.told = []
-        self._head_form = fields["head"]
+        head = self._head_form = fields["head"]
+        for row in fields.get("boundaries", ()):
+            self._add_row(row, payloads)
+        if not fields.keys() <= _OF_MOVES:
+            self._save_rest(fields, payloads)
+        if "keep_from" in fields:
+            self.strip(fields["keep_from"])
+        self.mail = mail_from(fields)
+        if head["state"] in CLEARED:
+            self.entries.clear()
+        if self.staged_states or self.staged_blobs or self.staged_entries:
+            self.staged_states, self.staged_blobs, self.staged_entries = {}, {}, {}
+
+    def _save_rest(self, fields: dict[str, Any], payloads: list[bytes]) -> None:
+        """What most saves, being moves, do not have."""
         for name, place in fields.get("blobs", {}).items():
             if place != -1:
                 self.blobs[name] = payloads[place]
@@ -154,8 +172,6 @@ class Contents:
                 self.blobs[name] = self.staged_blobs[name]
             else:
                 self.blobs.pop(name, None)
-        for row in fields.get("boundaries", ()):
-            self._add_row(row, payloads)
         if fields.get("clear"):
             self.entries.clear()
             self.shaken = False
@@ -163,21 +179,15 @@ class Contents:
             self.entries.pop(key, None)
         for key, place in fields.get("put", {}).items():
             self._put(key, self.staged_entries.get(key) if place == -1 else payloads[place])
-        if "keep_from" in fields:
-            self.strip(fields["keep_from"])
         for name in fields.get("drop_blobs", ()):
             self.blobs.pop(name, None)
         if "steps" in fields:
             self._name_steps(tuple(fields["steps"]), fields.get("version", "1"))
-        self.mail = mail_from(fields)
-        if fields["head"]["state"] in CLEARED:
-            self.entries.clear()
-        self.staged_states, self.staged_blobs, self.staged_entries = {}, {}, {}
 
     def _name_steps(self, steps: tuple[str, ...], version: str) -> None:
         self.steps = steps
         if self.definition is not None:
-            self.definition = attrs.evolve(named(self.definition, steps, version), steps=())
+            self.definition = with_steps(named(self.definition, steps, version), ())
 
     def _start_over(self, fields: dict[str, Any]) -> None:
         self.whole, self.shaken = True, False
@@ -269,7 +279,7 @@ class Contents:
         boundary = self.boundary(self.newest() or 0)
         waiting = tuple([message for message in messages if self.mail.waits(message.id)])
         return Loaded(
-            definition=attrs.evolve(definition, steps=self.steps or ()),
+            definition=with_steps(definition, self.steps or ()),
             head=woken_head(head, bool(waiting)),
             boundary=boundary,
             blobs={name: self.blobs[name] for name in boundary.blobs},
@@ -309,7 +319,9 @@ def blocked_head(head: Head, reason: str) -> Head:
 
 def claimed_head(head: Head, owner: str) -> Head:
     unclean = head.state in (ExecutionState.RUNNING, ExecutionState.RESUMING) and head.owner not in (None, owner)
-    return attrs.evolve(head, fence=head.fence + 1, owner=owner, woken=False, crashes=head.crashes + unclean)
+    new = copied(head)
+    new.fence, new.owner, new.woken, new.crashes = head.fence + 1, owner, False, head.crashes + unclean
+    return new
 
 
 def woken_head(head: Head, mail: bool) -> Head:
@@ -385,6 +397,40 @@ def save_lines(
     return payloads.lines(fields)
 
 
+def move_line(identity: Identity, n: int, move: Move, mail: Mail, about: Mapping[str, Any]) -> bytes:
+    """What `save_lines` makes of a move, whose state is small."""
+    return _one_line(identity, n, *move_forms(move), move.data, mail, {**about}, move.keep_from)
+
+
+def birth_line(identity: Identity, n: int, create: Create) -> bytes | None:
+    """What `save_lines` makes of an execution at its beginning; None if that takes more than one line."""
+    data = create.boundary.data
+    if create.blobs or data is None or len(data) > INLINE_LIMIT:
+        return None
+    return _one_line(
+        identity, n, head_form(create.head), boundary_form(create.boundary), data, NO_MAIL, {"whole": True}
+    )
+
+
+def _one_line(
+    identity: Identity,
+    n: int,
+    head: dict[str, Any],
+    row: dict[str, Any],
+    data: bytes,
+    mail: Mail,
+    about: dict[str, Any],
+    keep_from: int | None = None,
+) -> bytes:
+    row["state"] = 0
+    fields = {"kind": "save", "head": head, **about, "boundaries": (row,)}
+    if keep_from is not None:
+        fields["keep_from"] = keep_from
+    if mail.upto or mail.more:
+        fields["mail"] = mail.form
+    return pack(identity, n, fields, (data,))
+
+
 def _add_rest(save: Save, mail: Mail, fields: dict[str, Any]) -> None:
     if save.clear:
         fields["clear"] = True
@@ -403,13 +449,13 @@ def _add_rest(save: Save, mail: Mail, fields: dict[str, Any]) -> None:
 def snapshot_lines(identity: Identity, contents: Contents, n: int) -> list[bytes]:
     """Everything of an execution, in few lines; large states and blobs have one of their own each."""
     head, definition = contents.found()
-    definition = attrs.evolve(definition, steps=contents.steps or ())
-    found = first_lines(identity, definition, contents.born, n)
+    found = first_lines(identity, with_steps(definition, contents.steps or ()), contents.born, n)
     payloads = _Payloads(identity, n + len(found))
     fields: dict[str, Any] = {"kind": "save", "whole": True, "head": head_form(head)}
     rows: list[dict[str, Any]] = []
     for seq in sorted(contents.rows):
-        row = {key: value for key, value in contents.rows[seq].items() if key != "state"}
+        row = {**contents.rows[seq]}
+        row.pop("state", None)
         if seq in contents.states:
             row["state"] = payloads.add(contents.states[seq], "state", "seq", seq)
         rows.append(row)

@@ -21,7 +21,7 @@ from longrun.stores._file.contents import Contents, remains
 from longrun.stores._file.disk import UnreadableFileError, read_range, write_all
 from longrun.stores._file.entry import Entry, Mark, mark_of
 from longrun.stores._file.forms import definition_form, definition_from, head_form, head_from
-from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, pack, unpack_any
+from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, dumped, pack, unpack_any
 from longrun.stores._file.place import FINISHED_INDEX, Place, done_name, id_of, stem_of
 from longrun.stores._file.reading import (
     Spot,
@@ -407,7 +407,8 @@ def _texts(query: Query) -> list[list[bytes]]:
     if query.states is not None:
         found.append([b'"state":"%b"' % state.value.encode() for state in query.states & _LISTED])
     if query.workflows is not None:
-        found.append([b'"workflow":%b' % json.dumps(workflow).encode() for workflow in query.workflows])
+        names = [(json.dumps(workflow).encode(), dumped(workflow, ours=True)) for workflow in query.workflows]
+        found.append([b'"workflow":%b' % text for both in names for text in both])  # as either writer has it
     return found
 
 

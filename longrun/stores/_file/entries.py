@@ -54,13 +54,12 @@ class Entries:
 
     def saved(self, entry: Entry, head: Head, mail: Mail) -> None:
         """The owner wrote a new head. While it goes on owning it, no index changes."""
-        born, definition, before = entry.records
-        if before.owner is not None and before.owner == head.owner:
-            entry.records = (born, definition, head)
+        if entry.goes_on(head):
             if entry.mail is not mail:
                 entry.mail = mail
                 self._post(entry)
             return
+        born, definition, _ = entry.records
         self._unindex(entry)
         entry.records, entry.mail = (born, definition, head), mail
         self._index(entry)

@@ -87,6 +87,17 @@ class Entry:
     def records(self, records: Records) -> None:
         self._records, self.state = records, records[2].state
 
+    def goes_on(self, head: Head) -> bool:
+        """Replace the head if its owner stays the same; False if there is none or it changes."""
+        records = self._records
+        if isinstance(records, bytes):
+            return False
+        born, definition, before = records
+        if before.owner is None or before.owner != head.owner:
+            return False
+        self._records, self.state = (born, definition, head), head.state
+        return True
+
     @property
     def owner(self) -> str | None:
         return None if isinstance(self._records, bytes) else self._records[2].owner
@@ -139,4 +150,4 @@ class Entry:
 
 def may_leave(one: Head | Entry) -> bool:
     """Whether a journal may be moved to done/: it has ended, and nobody has claimed it for a retry."""
-    return one.state.finished and one.owner is None
+    return one.owner is None and one.state.finished

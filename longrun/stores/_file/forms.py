@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from longrun.moves import Move
 from longrun.records import ExecutionState
 from longrun.stored import EMPTY, Boundary, Definition, Head, Message
 
@@ -36,7 +37,6 @@ def _listing(kind: type, *without: str) -> Callable[[Any], dict[str, Any]]:
     return listed
 
 
-_definition = _listing(Definition, "steps", "id")
 _message = _listing(Message, "payload", "options", "id")
 _TIMES = ("started", "updated", "ended", "due", "progress", "done", "of")
 
@@ -108,10 +108,30 @@ def head_from(form: Mapping[str, Any]) -> Head:
 
 def definition_form(definition: Definition) -> dict[str, Any]:
     """Without the steps, which have a line of their own: a listing does not read them."""
-    form = _definition(definition)
+    form: dict[str, Any] = {"workflow": definition.workflow}
+    if definition.version != "1":
+        form["version"] = definition.version
+    if definition.total:
+        form["total"] = definition.total
+    if definition.queue != "default":
+        form["queue"] = definition.queue
+    if definition.priority:
+        form["priority"] = definition.priority
     if definition.metadata:
         form["metadata"] = dict(definition.metadata)
+    if definition.parent_id is not None:
+        form["parent_id"] = definition.parent_id
+    form["created"] = definition.created
     return form
+
+
+def with_steps(definition: Definition, steps: tuple[str, ...]) -> Definition:
+    """The same definition with these steps. Written out: `attrs.evolve` takes many times as long."""
+    new: Definition = object.__new__(Definition)
+    new.id, new.workflow, new.version, new.steps = definition.id, definition.workflow, definition.version, steps
+    new.total, new.queue, new.priority = definition.total, definition.queue, definition.priority
+    new.metadata, new.parent_id, new.created = definition.metadata, definition.parent_id, definition.created
+    return new
 
 
 def definition_from(id: str, form: Mapping[str, Any], steps: tuple[str, ...] = ()) -> Definition:
@@ -149,6 +169,31 @@ def boundary_form(boundary: Boundary) -> dict[str, Any]:
     if boundary.blobs:
         form["blobs"] = list(boundary.blobs)
     return form
+
+
+def move_forms(move: Move) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`head_form` and `boundary_form` of a move, of which it is known what they leave out."""
+    h, started = move.head, move.started
+    owner, fence, seq, step, visit, ended, size = h.owner, h.fence, h.seq, h.step, h.visit, h.updated, len(move.data)
+    if owner is None or not fence or not size:
+        return head_form(h), boundary_form(move.boundary)
+    head = {
+        "state": h.state,
+        "fence": fence,
+        "revision": h.revision,
+        "owner": owner,
+        "seq": seq,
+        "step": step,
+        "visit": visit,
+        "started": ended,
+        "updated": ended,
+        "progress": h.progress,
+    }
+    row: dict[str, Any] = {"seq": seq, "kind": "step", "step": step - 1, "name": move.name}
+    if started is not None:
+        row["started"] = started
+    row |= {"ended": ended, "attempts": 1, "next": step, "visit": visit, "size": size}
+    return head, row
 
 
 def boundary_from(form: Mapping[str, Any], data: bytes | None = None, *, blobs: bool = True) -> Boundary:

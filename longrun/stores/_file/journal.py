@@ -20,7 +20,7 @@ import attrs
 from longrun.errors import LeaseLostError, StoreUnavailableError
 from longrun.stored import EMPTY, Head
 from longrun.stores._file.contents import Contents, Mail, snapshot_lines
-from longrun.stores._file.disk import UnopenableError, read_range, write_all
+from longrun.stores._file.disk import UnopenableError, close_all, read_range, write_all
 from longrun.stores._file.history import move_history
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, unpack
 from longrun.stores._file.place import KIND, Place, journal_name, stem_of, unavailable
@@ -41,14 +41,23 @@ class Journal:
     )
 
     def __init__(
-        self, place: Place, id: str, gen: int, fd: int, *, born: str, head: Head, mail: Mail, n: int, size: int
+        self,
+        place: Place,
+        stem: str,
+        identity: Identity,
+        fd: int,
+        ino: int,
+        *,
+        born: str,
+        head: Head,
+        mail: Mail,
+        n: int,
+        size: int,
     ) -> None:
-        self.place, self.id, self.gen, self.fd, self.born = place, id, gen, fd, born
-        self.stem = stem_of(id)
-        self.name, self.next_name = journal_name(self.stem, gen), journal_name(self.stem, gen + 1)
-        self.identity = Identity(id, gen)
-        self.head, self.mail, self.n, self.size = head, mail, n, size
-        self.ino = place.disk.fstat(fd).st_ino
+        id, gen = identity.id, identity.gen
+        self.place, self.id, self.gen, self.fd, self.ino, self.born = place, id, gen, fd, ino, born
+        self.stem, self.name, self.next_name = stem, journal_name(stem, gen), journal_name(stem, gen + 1)
+        self.identity, self.head, self.mail, self.n, self.size = identity, head, mail, n, size
         self.seen = time.monotonic()
         self.saves = 0
         self.bad = False
@@ -58,12 +67,11 @@ class Journal:
 
     def set_limit(self) -> None:
         """Journals that began together do not all grow too large in the same moment."""
-        self.limit = 2 * self.size + int(GROWTH * random.uniform(0.75, 1.25))
+        self.limit = 2 * self.size + int(GROWTH * (0.75 + random.random() / 2))
 
     def close(self) -> None:
         if self.fd >= 0:
-            with contextlib.suppress(OSError):  # all that was acknowledged is synced
-                self.place.disk.close(self.fd)
+            close_all(self.place.disk, (self.fd,))
             self.fd = -1
 
     def reopen(self) -> bool:
@@ -73,10 +81,9 @@ class Journal:
                 self.fd = self.place.live.open(self.name, os.O_RDWR | os.O_APPEND)
             except FileNotFoundError:
                 return False
-            if not self._is_born(self.fd):
+            if not self._is_born(self.fd) or self.place.disk.fstat(self.fd).st_ino != self.ino:
                 return False
-        status = self.place.disk.fstat(self.fd)
-        return status.st_ino == self.ino and (self.bad or status.st_size == self.size)
+        return self.bad or self.place.disk.size(self.fd) == self.size
 
     def _is_born(self, fd: int) -> bool:
         """Whether a file is of our execution. Its inode proves that only while we have it open: the id may have been
@@ -95,8 +102,12 @@ class Journal:
             return self._is_born(fd)
         return False
 
-    def write(self, data: bytes) -> None:
-        """Append, or leave no trace; a journal that may have one is marked as bad. Readers see it after `settled`."""
+    def write(self, data: bytes, now: float) -> None:
+        """Append, or leave no trace; a journal that may have one is marked as bad. Readers see it after `settled`.
+
+        A stale owner should not even try. That decides nothing, so that one look serves for a while."""
+        if now > self.seen + FRESH:
+            self.check_newest()
         disk = self.place.disk
         self.place.live.unsettled[self.ino] = self.size
         try:
@@ -112,11 +123,6 @@ class Journal:
         """All of the file is durable and acknowledged, or no longer ours."""
         self.place.live.unsettled.pop(self.ino, None)
 
-    def check_before(self, now: float) -> None:
-        """For a stale owner, which should not even try. It decides nothing, so that one look serves for a while."""
-        if now > self.seen + FRESH:
-            self.check_newest()
-
     def check_newest(self) -> None:
         """Raise if a newer generation is there."""
         if self.place.live.stat(self.next_name) is not None:
@@ -124,11 +130,12 @@ class Journal:
 
     def check_owned(self) -> os.stat_result:
         """Raise unless this generation is the newest one: only then may a write be acknowledged. The order counts."""
-        self.check_newest()
-        status = self.place.live.stat(self.name)
-        if status is None or status.st_ino != self.ino:
-            raise LeaseLostError(self.id, self.head.fence)
-        return status
+        live = self.place.live
+        if live.stat(self.next_name) is None:
+            status = live.stat(self.name)
+            if status is not None and status.st_ino == self.ino:
+                return status
+        raise LeaseLostError(self.id, self.head.fence)
 
     def was_read(self, revision: int) -> bool:
         """Whether the next generation began with what this one held up to that write: the first thing that a taker

@@ -16,6 +16,7 @@ import importlib
 import json
 import re
 from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 from zlib import crc32
 
@@ -31,7 +32,9 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _OURS = frozenset({"save", "state", "blob", "entry", "steps", "row"})
 """Kinds of lines with nothing in them but text and small numbers of our own: no large number and no NaN of a user's."""
 _OURS_STARTS = (b'{"kind":"save"', b'{"kind":"steps"', b'{"kind":"row"')
-_JSON_STARTS = frozenset(b'{["-0123456789tfn')
+_DEFINED_STARTS = (b'{"kind":"definition"', b'{"kind":"finished"')
+"""Lines with a definition. Of a user's there can be a priority and metadata in it."""
+_JSON_STARTS = frozenset(bytes([start]) for start in b'{["-0123456789tfn')
 
 
 class Identity:
@@ -41,7 +44,7 @@ class Identity:
 
     def __init__(self, id: str, gen: int) -> None:
         self.id, self.gen = id, gen
-        self.front = f'"id":{json.dumps(id)},"gen":{gen},"n":'.encode()
+        self.front = f'"id":{quoted(id)},"gen":{gen},"n":'.encode()
 
 
 class Line:
@@ -63,7 +66,8 @@ class BrokenLineError(Exception):
 
 def pack(identity: Identity, n: int, fields: dict[str, Any], payloads: Sequence[bytes] = ()) -> bytes:
     """The line, newline included. `fields` begin with their `kind`."""
-    return _sealed(b"%b%d%b,%b" % (identity.front, n, _data(payloads), _dumped(fields)[1:]))
+    body = b"%b%d%b,%b" % (identity.front, n, _data(payloads) if payloads else b"", _dumped(fields)[1:])
+    return b'{"crc":"%08x",%b\n' % (crc32(body), body)
 
 
 def pack_twice(identity: Identity, n: int, *lines: dict[str, Any]) -> list[bytes]:
@@ -77,7 +81,8 @@ def _sealed(body: bytes) -> bytes:
 
 
 def _dumped(fields: dict[str, Any]) -> bytes:
-    return dumped(fields, ours=fields["kind"] in _OURS)
+    ours = fields["kind"] in _OURS or ("definition" in fields and "metadata" not in fields["definition"])
+    return dumped(fields, ours=ours)
 
 
 def dumped(value: Any, *, ours: bool) -> bytes:
@@ -100,12 +105,12 @@ def loaded(text: bytes, *, ours: bool) -> Any:
 
 
 def _data(payloads: Sequence[bytes]) -> bytes:
-    if not payloads:
-        return b""
+    if len(payloads) == 1 and _stands_as_it_is(payload := payloads[0]):
+        return b',"sizes":[%d],"data":[%b]' % (len(payload), payload)
     sizes: list[bytes] = []
     texts: list[bytes] = []
     for payload in payloads:
-        if payload and payload[0] in _JSON_STARTS and b"\n" not in payload:
+        if _stands_as_it_is(payload):
             texts.append(payload)
             sizes.append(b"%d" % len(payload))
         else:
@@ -115,35 +120,55 @@ def _data(payloads: Sequence[bytes]) -> bytes:
     return b',"sizes":[%b],"data":[%b]' % (b",".join(sizes), b",".join(texts))
 
 
+def _stands_as_it_is(payload: bytes) -> bool:
+    """Whether it looks like JSON in one line."""
+    return payload[:1] in _JSON_STARTS and b"\n" not in payload
+
+
 def unpack(line: bytes, identity: Identity) -> Line:
     """The contents of a line without its newline; raises `BrokenLineError` or `ForeignLineError`."""
-    body = _checked(line)
+    return _unpacked(_checked(line), identity)
+
+
+def _unpacked(body: bytes, identity: Identity) -> Line:
     front = identity.front
     if not body.startswith(front):
         raise ForeignLineError(_whose(body))
     match = _FRONT.match(body, len(front))
     if match is None:
         raise BrokenLineError
+    number, sizes = match.groups()
     position = match.end()
     payloads: list[bytes] = []
-    if match[2] is not None:
-        for size in match[2].split(b","):
+    if sizes is not None and sizes.isdigit():  # one, and it stands there as it is
+        end = position + int(sizes)
+        payloads.append(body[position:end])
+        position = end + 1
+    elif sizes is not None:
+        for size in sizes.split(b","):
             length = int(size)
             text = body[position : position + abs(length)]
             payloads.append(text if length > 0 else binascii.a2b_base64(text[1:-1]))
             position += abs(length) + 1
     try:
         text = b"{" + body[position + 1 :]
-        fields = loaded(text, ours=text.startswith(_OURS_STARTS))
+        fields = loaded(text, ours=_is_ours(text))
     except ValueError as error:
         raise BrokenLineError from error
-    return Line(int(match[1]), fields, payloads)
+    return Line(int(number), fields, payloads)
+
+
+def _is_ours(text: bytes) -> bool:
+    if text.startswith(_DEFINED_STARTS):
+        return b'"metadata":' not in text and b'"priority":' not in text
+    return text.startswith(_OURS_STARTS)
 
 
 def unpack_any(line: bytes) -> tuple[Identity, Line]:
     """The contents of a line that may belong to anybody."""
-    identity = identity_of(line)
-    return identity, unpack(line, identity)
+    body = _checked(line)
+    identity = _identity_of(body)
+    return identity, _unpacked(body, identity)
 
 
 def fits(line: bytes) -> bool:
@@ -168,10 +193,14 @@ def claims_to_be(line: bytes, identity: Identity) -> bool:
 
 def identity_of(line: bytes) -> Identity:
     """Whose line it says it is."""
-    match = _ID.match(_checked(line))
+    return _identity_of(_checked(line))
+
+
+def _identity_of(body: bytes) -> Identity:
+    match = _ID.match(body)
     if match is None:
         raise BrokenLineError
-    return Identity(json.loads(match[1]), int(match[2]))
+    return Identity(_unquoted(match[1]), int(match[2]))
 
 
 def _checked(line: bytes) -> bytes:
@@ -181,6 +210,11 @@ def _checked(line: bytes) -> bytes:
     return body
 
 
+def _unquoted(text: bytes) -> str:
+    id: str = json.loads(text) if b"\\" in text else text[1:-1].decode()
+    return id
+
+
 def _whose(body: bytes) -> str:
     match = _ID.match(body)
-    return "something else" if match is None else f"execution {json.loads(match[1])!r}, generation {int(match[2])}"
+    return "something else" if match is None else f"execution {_unquoted(match[1])!r}, generation {int(match[2])}"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import resource
-from collections import OrderedDict
 from collections.abc import Iterable
+from operator import attrgetter
 
 from longrun.errors import ExecutionNotFoundError, LeaseLostError
 from longrun.stored import Save
@@ -18,7 +18,7 @@ from longrun.stores._file.disk import write_all
 from longrun.stores._file.done import Finished
 from longrun.stores._file.entry import Entry
 from longrun.stores._file.journal import Journal
-from longrun.stores._file.lines import fits
+from longrun.stores._file.lines import Identity, fits
 from longrun.stores._file.moving import bring_back
 from longrun.stores._file.place import Place
 from longrun.stores._file.reading import Spot, locate, read_settled, read_summary
@@ -30,7 +30,7 @@ class Journals:
     def __init__(self, place: Place, catalog: Catalog, finished: Finished) -> None:
         self.place, self.catalog, self.finished = place, catalog, finished
         self._owned: dict[str, Journal] = {}
-        self._open: OrderedDict[str, Journal] = OrderedDict()
+        self._open: dict[str, Journal] = {}
         self._rung: list[str] = []
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.limit = max(16, min(1024, soft // 4))
@@ -89,17 +89,17 @@ class Journals:
                 journal.settled()
 
     def used(self, journals: Iterable[Journal]) -> None:
-        """These were written to just now, or tried to be: they are the last ones to be closed."""
-        for journal in journals:
-            if journal.fd >= 0:
-                self._open[journal.id] = journal
-                self._open.move_to_end(journal.id)
-        self.shrink()
+        """These were written to just now, or tried to be: some of them may have been opened for it."""
+        if len(self._open) < len(self._owned):
+            self._open.update({journal.id: journal for journal in journals if journal.fd >= 0})
+            self.shrink()
 
     def shrink(self) -> None:
-        """Keep the number of open files within its bound."""
-        while len(self._open) > self.limit:
-            self._open.popitem(last=False)[1].close()
+        """Keep the number of open files within its bound: what was written to last stays open."""
+        if (over := len(self._open) - self.limit) > 0:
+            for journal in sorted(self._open.values(), key=attrgetter("seen"))[:over]:
+                del self._open[journal.id]
+                journal.close()
 
     def attach(self, save: Save) -> Journal:
         """Open the journal of an execution that this process owns and has not written to yet."""
@@ -132,7 +132,10 @@ class Journals:
         if head.fence != save.head.fence:
             raise LeaseLostError(save.id, save.head.fence)
         size = tail.end if tail.clean else self._close_end(fd, spot, tail.end)
-        journal = Journal(self.place, save.id, spot.gen, fd, born=born, head=head, mail=mail, n=tail.n, size=size)
+        identity, ino = Identity(save.id, spot.gen), self.place.disk.fstat(fd).st_ino
+        journal = Journal(
+            self.place, spot.stem, identity, fd, ino, born=born, head=head, mail=mail, n=tail.n, size=size
+        )
         journal.about = {name: getattr(definition, name) for name in ABOUT}
         return journal
 

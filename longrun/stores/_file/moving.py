@@ -5,21 +5,22 @@ Place in the life of an execution: finish, and a retry after it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable
-
-import attrs
+import os
+from collections.abc import Iterable, Iterator
 
 from longrun.errors import CorruptDataError
 from longrun.stores._file.done import Finished
-from longrun.stores._file.entry import Entry, may_leave
+from longrun.stores._file.entry import Entry, mark_of, may_leave
 from longrun.stores._file.journal import remove_between, remove_locked
 from longrun.stores._file.place import Place, done_inbox_name, done_name, journal_name, stem_of
-from longrun.stores._file.reading import Spot, read_summary, signpost, stands_alone
+from longrun.stores._file.reading import START_SIZE, Spot, born_in, read_summary, signpost, stands_alone
+
+LOCKED_CHUNK = 64
+"""So many leave live/ at once: whoever wants to create or to send meanwhile waits no longer."""
 
 
-def move_away(place: Place, finished: Finished, ended: Iterable[Entry]) -> list[Entry]:
-    """Move journals of finished executions to done/; those that moved. One in use stays for another time.
+def move_away(place: Place, finished: Finished, ended: Iterable[Entry]) -> Iterator[Entry]:
+    """Move journals of finished executions to done/; tells of those that moved. One in use stays for another time.
 
     The new name is durable before any old one goes; old generations go before the newest leaves live/. From the line in
     the index to the removal the lock is held: whoever creates an id or sends to it holds it too, and sees the journal
@@ -27,64 +28,78 @@ def move_away(place: Place, finished: Finished, ended: Iterable[Entry]) -> list[
     finished.begin()
     moves = [_Move(place, entry) for entry in ended]
     for move in moves:
-        with contextlib.suppress(OSError):  # it stays; the others go
-            move.link()
+        move.link()
     place.done.sync()
-    with place.locked():
-        ready = [move for move in moves if move.ino >= 0 and move.ready()]
-        finished.add([move.entry for move in ready])
-        for move in ready:
-            with contextlib.suppress(OSError):
+    for start in range(0, len(moves), LOCKED_CHUNK):
+        with place.locked():
+            ready = [move for move in moves[start : start + LOCKED_CHUNK] if move.linked and move.ready()]
+            finished.add([move.entry for move in ready])
+            for move in ready:
                 move.unlink()
-    return [move.entry for move in moves if move.moved]
+        yield from [move.entry for move in ready if move.moved]
 
 
-@attrs.define(eq=False)
 class _Move:
-    place: Place
-    entry: Entry
-    ino: int = -1
-    size: int = -1
-    moved: bool = False
+    """One journal. What is true of it is asked of the file again before each step that cannot be taken back."""
+
+    __slots__ = ("done", "entry", "linked", "live", "moved", "place", "status")
+
+    status: os.stat_result
+    """The file that was seen to be finished."""
+
+    def __init__(self, place: Place, entry: Entry) -> None:
+        self.place, self.entry = place, entry
+        self.live, self.done = journal_name(entry.stem, entry.gen), done_name(entry.stem)
+        self.linked = self.moved = False
 
     def link(self) -> None:
-        """Give the journal its name in done/, if it is the one that was seen to be finished."""
-        place, stem, gen = self.place, self.entry.stem, self.entry.gen
-        live, done = journal_name(stem, gen), done_name(stem)
-        status = place.live.stat(live)
-        if status is None or not self._ended(Spot(place.live, stem, gen, live)):
-            return
-        there = place.done.stat(done)
+        """Give the journal its name in done/, if it is the one that was seen to be finished. If another process moves
+        it, or what stands in its way is not ours, it stays; the others go."""
         try:
-            if there is not None and there.st_ino != status.st_ino and not self._cleared(status.st_ino):
-                return
-            if there is None or there.st_ino != status.st_ino:
-                place.disk.link(live, done, place.live.fd, place.done.fd)
-        except (FileExistsError, FileNotFoundError):
-            return  # another process moves it
-        except (IsADirectoryError, PermissionError):
-            return  # what stands in its way is not ours
-        there = place.done.stat(done)
-        if there is not None and there.st_ino == status.st_ino:
-            self.ino, self.size = status.st_ino, status.st_size
+            self.linked = self._is_there() and self._link()
+        except OSError:
+            self.linked = False
+
+    def _is_there(self) -> bool:
+        """Whether the journal is in live/, and finished."""
+        place, entry = self.place, self.entry
+        status = place.live.stat(self.live)
+        if status is None:
+            return False
+        self.status = status
+        return self._ended(Spot(place.live, entry.stem, entry.gen, self.live))
+
+    def _link(self) -> bool:
+        """Whether it has the name now. If another file took its place in live/ meanwhile, `ready` will see that."""
+        place = self.place
+        try:
+            place.disk.link(self.live, self.done, place.live.fd, place.done.fd)
+        except FileExistsError:
+            there = place.done.stat(self.done)
+            if there is not None and there.st_ino == self.status.st_ino:
+                return True
+            if there is not None and not self._cleared(self.status.st_ino):
+                return False
+            place.disk.link(self.live, self.done, place.live.fd, place.done.fd)
+        return True
 
     def _cleared(self, ino: int) -> bool:
         """Remove what a crash on the way back has left in done/: the one in live/ counts. Under the lock, since others
         may have brought that one over meanwhile, and then it is the only one."""
-        place, stem, gen = self.place, self.entry.stem, self.entry.gen
-        live = journal_name(stem, gen)
+        place = self.place
         with place.locked():
-            status = place.live.stat(live)
-            if status is None or status.st_ino != ino or not self._ended(Spot(place.live, stem, gen, live)):
+            if not self._is_there() or self.status.st_ino != ino:
                 return False
-            there = place.done.stat(done_name(stem))
+            there = place.done.stat(self.done)
             if there is not None and there.st_ino != ino:
-                place.done.remove(done_name(stem))
+                place.done.remove(self.done)
         return True
 
     def _ended(self, spot: Spot) -> bool:
         """Whether the journal itself says so, without those before it, which will be gone."""
         try:
+            if spot.gen == 0 and self.entry.mark == mark_of(self.status):  # as it was when it was known to have ended
+                return born_in(spot.folder.read(spot.name, 0, START_SIZE), spot) == self.entry.born
             found = read_summary(self.place, spot)
             if found is not None:
                 return found.born == self.entry.born and may_leave(found.head)
@@ -95,24 +110,31 @@ class _Move:
 
     def ready(self) -> bool:
         """Under the lock: whether it is still as it was seen to be finished, and nobody else's."""
-        place, stem, gen = self.place, self.entry.stem, self.entry.gen
-        status = place.live.stat(journal_name(stem, gen))
-        if status is None or status.st_ino != self.ino:
+        place, entry = self.place, self.entry
+        status = place.live.stat(self.live)
+        if status is None or status.st_ino != self.status.st_ino:
             return False
-        if status.st_size != self.size or place.live.stat(journal_name(stem, gen + 1)) is not None:
-            place.done.remove(done_name(stem))  # it goes on in this moment
+        next_name = journal_name(entry.stem, entry.gen + 1)
+        if status.st_size != self.status.st_size or place.live.stat(next_name) is not None:
+            place.done.remove(self.done)  # it goes on in this moment
             return False
         return True
 
     def unlink(self) -> None:
-        """Under the lock: take the old names away."""
+        """Under the lock: take the old names away. What fails stays; the others go."""
+        try:
+            self.moved = self._unlink()
+        except OSError:
+            self.moved = False
+
+    def _unlink(self) -> bool:
         place, stem, gen = self.place, self.entry.stem, self.entry.gen
         if not remove_between(place, stem, gen) or not self.ready():
-            return
+            return False
         inbox = f"{stem}.jsonl"
         if place.inbox.stat(inbox) is not None:
             place.disk.rename(inbox, done_inbox_name(stem), place.inbox.fd, place.done.fd)
-        self.moved = remove_locked(place, stem, gen, ino=self.ino)
+        return remove_locked(place, stem, gen, ino=self.status.st_ino)
 
 
 def bring_back(place: Place, finished: Finished, id: str, gen: int) -> None:

@@ -20,9 +20,11 @@ from longrun.errors import (
     StoreUnavailableError,
     WriteOrderError,
 )
-from longrun.stored import Head, Save
+from longrun.moves import Move
+from longrun.records import ExecutionState
+from longrun.stored import Save
 from longrun.stores._file import inbox
-from longrun.stores._file.contents import CLEARED, Mail, save_lines
+from longrun.stores._file.contents import CLEARED, INLINE_LIMIT, move_line, save_lines
 from longrun.stores._file.disk import UnreadableFileError
 from longrun.stores._file.journal import Journal, failed
 from longrun.stores._file.mine import Journals
@@ -31,6 +33,8 @@ from longrun.stores._file.reading import locate
 from longrun.stores._file.syncing import SyncPool
 from longrun.stores._file.tidying import Janitor
 from longrun.stores.base import Answer
+
+RUNNING = ExecutionState.RUNNING
 
 ROUNDS = 3
 """How often a save is tried anew because its journal was moved in that moment."""
@@ -61,17 +65,13 @@ class _Append:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self.head: Head = journal.head
-        self.mail: Mail = journal.mail
-        self.n = journal.n
-        self.about = journal.about
+        self.head, self.mail, self.n, self.about = journal.head, journal.mail, journal.n, journal.about
         self.lines: list[bytes] = []
         self.saves: list[tuple[int, Save]] = []
-        self.rings = False
         self.size = 0
+        self.rings = self.durable = False
         self.status: os.stat_result | None = None
         """The file after all of this."""
-        self.durable = False
         self.error: LongrunError | _StaleError | None = None
 
     def mend(self) -> None:
@@ -86,20 +86,22 @@ class _Append:
         except OSError as error:
             self.error = failed(error)
 
-    def write(self, now: float) -> None:
-        journal = self.journal
+    def write(self, now: float) -> bool:
+        """Whether there is something to sync now."""
+        journal, lines = self.journal, self.lines
         try:
             if not journal.reopen():
                 self.error = _StaleError()
-            elif self.lines:
-                journal.check_before(now)
-                data = self.lines[0] if len(self.lines) == 1 else b"".join(self.lines)
+            elif lines:
+                data = lines[0] if len(lines) == 1 else b"".join(lines)
                 self.size = len(data)
-                journal.write(data)
+                journal.write(data, now)
+                return True
         except LongrunError as error:
             self.error = error
         except OSError as error:
             self.error = failed(error)
+        return False
 
     def confirm(self, now: float) -> None:
         """Only now that all of it is durable: look whether the journal is still ours."""
@@ -125,10 +127,11 @@ class Saves:
     def save(self, batch: Sequence[tuple[int, Save]], answers: list[Answer]) -> None:
         todo = batch
         self._place.sync_names()
+        limit = self._journals.limit
         for _ in range(ROUNDS):
             appends = self._prepare(todo, answers)
-            for start in range(0, len(appends), self._journals.limit):
-                self._flush(appends[start : start + self._journals.limit])
+            for start in range(0, len(appends), limit):
+                self._flush(appends[start : start + limit])
             todo = self._settle(appends, answers)
             if not todo:
                 break
@@ -141,12 +144,13 @@ class Saves:
     def _prepare(self, batch: Sequence[tuple[int, Save]], answers: list[Answer]) -> list[_Append]:
         """Compare each save with what is stored, and lay out its lines. Nothing is written yet."""
         appends: dict[str, _Append] = {}
-        for place, save in batch:
+        for item in batch:
+            place, save = item
             append = appends.get(save.id)
             try:
                 if append is None or append.head.fence != save.head.fence:
                     append = appends.setdefault(save.id, _Append(self._owned(save)))
-                self._lay_out(append, place, save)
+                self._lay_out(append, item)
             except LongrunError as error:
                 answers[place] = error
             except OSError as error:
@@ -167,27 +171,37 @@ class Saves:
                 raise LeaseLostError(save.id, save.head.fence)
         return self._journals.attach(save)
 
-    def _lay_out(self, append: _Append, place: int, save: Save) -> None:
+    def _lay_out(self, append: _Append, item: tuple[int, Save]) -> None:
+        save = item[1]
         stored, head = append.head.revision, save.head
         if stored < head.revision - 1:
             raise self._out_of_order(append.journal, save, stored)
         if stored >= head.revision:
-            append.saves.append((place, save))  # done already; the fence is still to be compared
+            append.saves.append(item)  # done already; the fence is still to be compared
             return
-        if save.take or head.state in CLEARED:
+        if type(save) is Move and len(save.data) <= INLINE_LIMIT:
+            append.n += 1
+            append.lines.append(move_line(append.journal.identity, append.n, save, append.mail, append.about))
+        else:
+            self._lay_out_fully(append, save)
+        append.saves.append(item)
+        append.head = head
+        if head.owner is None:
+            append.rings = True
+
+    def _lay_out_fully(self, append: _Append, save: Save) -> None:
+        cleared = save.head.state in CLEARED
+        if save.take or cleared:
             mail = append.mail.copy()
             mail.take(save.take)
-            if head.state in CLEARED:
+            if cleared:
                 mail.take_all(self._last_message(append.journal))
             append.mail, append.rings = mail, True
-        append.saves.append((place, save))
         if save.steps is not None:
             append.about = {"total": len(save.steps), "version": save.version}
         lines = save_lines(append.journal.identity, append.n + 1, save, append.mail, about=append.about)
         append.lines += lines
         append.n += len(lines)
-        append.head = head
-        append.rings = append.rings or head.owner is None
 
     def _out_of_order(self, journal: Journal, save: Save, stored: int) -> WriteOrderError:
         """A write is missing before this one; but that its owner has lost the execution would count first."""
@@ -216,10 +230,7 @@ class Saves:
         if bad := [append for append in chunk if append.journal.bad]:
             self._pool.run(_Append.mend, bad)
         try:
-            for append in chunk:
-                if append.error is None:
-                    append.write(now)
-            self._sync([append for append in chunk if append.lines and append.error is None])
+            self._sync([append for append in chunk if append.error is None and append.write(now)])
         except BaseException:  # what was written may not be durable, and must not be taken for it when it is read again
             for append in chunk:
                 append.journal.bad = append.journal.bad or bool(append.lines)
@@ -227,10 +238,12 @@ class Saves:
         for append in chunk:
             if append.error is None:
                 append.confirm(now)
-        self._journals.used([append.journal for append in chunk])
+        self._journals.used(append.journal for append in chunk)
 
     def _sync(self, written: list[_Append]) -> None:
         """A journal for which that fails is bad, and never synced again."""
+        if not written:
+            return
         errors = self._pool.sync([append.journal.fd for append in written])
         for append, error in zip(written, errors, strict=True):
             if error is not None:
@@ -257,16 +270,17 @@ class Saves:
         took = append.mail is not journal.mail
         journal.head, journal.mail, journal.n, journal.about = head, append.mail, append.n, append.about
         journal.size += append.size
-        journal.saves += len(append.saves)
+        before = journal.saves
+        journal.saves = before + len(append.saves)
         self._catalog.saved(journal, head, append.mail, append.status)
         journal.settled()  # not before: a reader sees what a listing says
-        if journal.gen > 0 and journal.saves >= 2 and journal.saves - len(append.saves) < 2:
+        if before < 2 <= journal.saves and journal.gen > 0:
             self._janitor.supersedes(journal)
         if append.rings:
             self._journals.changed(journal.name)
         if took and not head.state.finished:
             self._compact_inbox(journal)
-        if head.owner is None or head.state.finished:
+        if head.owner is None or (head.state is not RUNNING and head.state.finished):
             self._journals.release(journal.id)
         elif journal.size > journal.limit:
             self._grown[journal.id] = journal

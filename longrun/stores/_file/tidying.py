@@ -15,8 +15,11 @@ from longrun.stores._file.journal import Journal, Over, remove_older
 from longrun.stores._file.moving import move_away
 from longrun.stores._file.place import Place
 
-TIDY_OVER = 64
-MOVE_CHUNK = 64
+TIDY_FINISHED = 64
+TIDY_OVER = 4096
+"""Most that were claimed end soon, and take their old generations with them: before a lease is renewed, nobody is in a
+hurry to remove these on their own."""
+MOVE_CHUNK = 512
 
 
 class Janitor:
@@ -35,9 +38,10 @@ class Janitor:
         """The generations before this one are of no use any more."""
         self._over[journal.id] = Over(journal.id, journal.gen, journal.ino)
 
-    def tidy_soon(self, *, least: int = TIDY_OVER) -> None:
-        """Start, when enough has come together."""
-        if len(self._over) < least and len(self._catalog.finished) < least:
+    def tidy_soon(self, *, now: bool = False) -> None:
+        """Start, when enough has come together; `now`, if there is anything."""
+        old, ended = len(self._over), len(self._catalog.finished)
+        if old < TIDY_OVER and ended < TIDY_FINISHED and not (now and (old or ended)):
             return
         if self._tidying is None or self._tidying.done():
             over, self._over = self._over, {}
@@ -53,11 +57,13 @@ class Janitor:
     def _tidy(self, over: dict[str, Over]) -> None:
         place, catalog = self._place, self._catalog
         with contextlib.suppress(OSError, LongrunError):
+            with catalog.lock:
+                ended = list(catalog.finished.values())
+            for entry in ended:
+                over.pop(entry.id, None)  # they go when it moves
             if over:
                 with place.locked(shared=True):
                     remove_older(place, over.values())
-            with catalog.lock:
-                ended = list(catalog.finished.values())
             for start in range(0, len(ended), MOVE_CHUNK):
                 for entry in move_away(place, self._finished, ended[start : start + MOVE_CHUNK]):
                     catalog.moved(entry)

@@ -50,22 +50,23 @@ class Writes:
     # creations
 
     def create(self, batch: Sequence[tuple[int, Create]], answers: Answers) -> None:
-        fresh: dict[str, tuple[int, Create]] = {}
+        fresh: dict[str, Birth] = {}
         for place, create in batch:
-            if create.id in fresh or self._taken(create.id):
+            id = create.definition.id
+            stem = stem_of(id)
+            if id in fresh or self._taken(id, stem):
                 answers[place] = False
             else:
-                fresh[create.id] = (place, create)
-        items = list(fresh.values())
+                fresh[id] = Birth(place, create, stem)
+        births = list(fresh.values())
         size = min(CREATE_CHUNK, self.journals.limit)
-        for start in range(0, len(items), size):
-            self._create_chunk([Birth(*item) for item in items[start : start + size]], answers)
-        if items or any(answers[place] is False for place, _ in batch):  # also that an id is taken must stay true
+        for start in range(0, len(births), size):
+            self._create_chunk(births[start : start + size], answers)
+        if births or any(answers[place] is False for place, _ in batch):  # also that an id is taken must stay true
             self.place.sync_names(self.place.live)
 
-    def _taken(self, id: str) -> bool:
+    def _taken(self, id: str, stem: str) -> bool:
         """Whether an execution has the id; clears away what a crash in the middle of its deletion left."""
-        stem = stem_of(id)
         if self.place.live.stat(journal_name(stem, 0)) is None:
             return self.place.done.stat(done_name(stem)) is not None
         if locate(self.place, id) is not None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from longrun.errors import ExecutionNotFoundError, LeaseLostError, WriteOrderError
-from longrun.moves import Move
+from longrun.moves import End, Move
 from longrun.stored import Create, Definition, Save, Send, Write, searched_texts
 from longrun.stores import rows
 from longrun.stores._postgres import moves
@@ -96,6 +96,8 @@ class Batch:
         last: dict[str, tuple[int, type]] = {}
         for place, write in enumerate(self.writes):
             id, kind = write.id, type(write)
+            if kind is End:
+                kind = Save
             before = last.get(id)
             number = 0
             if before is not None:
