@@ -68,7 +68,7 @@ def as_save(move: Move) -> Save:
 def test_a_move_is_written_as_the_save_that_it_is(data: bytes, fields: dict[str, Any]) -> None:
     identity, taken = Identity("a", 3), Mail(2, {4})
     for keep_from, mail, about in ((None, NO_MAIL, EMPTY), (2, taken, {"total": 3, "version": "2"})):
-        before = head(**({"owner": "me", "fence": 3} | fields))
+        before = attrs.evolve(head(owner="me", fence=3), **fields)
         move = passing("a", before, "é", NOW, data, 9, keep_from)
         line = move_line(identity, 7, move, mail, about)
         assert [line] == save_lines(identity, 7, as_save(move), mail, about=about)
