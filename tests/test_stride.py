@@ -21,6 +21,7 @@ from longrun import (
     StepContext,
     StepRegistry,
 )
+from longrun.errors import LeaseLostError, StoreUnavailableError
 from longrun.moves import Completed, End, Final, Move, Passed, Passing, ending, is_passing, passing
 from longrun.records import ExecutionState
 from longrun.stored import Boundary, Head, Save, Write
@@ -226,6 +227,55 @@ async def test_a_failure_on_the_short_way_is_let_go(monkeypatch: pytest.MonkeyPa
             assert Heavy.alive == 0
     finally:
         gc.enable()
+
+
+def refusing(store: MemoryCheckpointStore, error: Any) -> None:
+    """The end of an execution is not written."""
+    commit = store.backend.commit
+
+    def refuse(batch: Sequence[Write]) -> list[Answer]:
+        if any(isinstance(write, Save) and write.head.state.finished for write in batch):
+            answer = error(batch[0])
+            if not isinstance(answer, LeaseLostError):
+                raise answer
+            return [answer for _ in batch]
+        return commit(batch)
+
+    store.backend.commit = refuse  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("name", ["last", "floating"])
+async def test_there_is_no_result_before_it_is_stored(name: str, steps: int) -> None:
+    """I1, I3: whoever has lost an execution in its last write does not say how it ended."""
+    registry, store = flows(), MemoryCheckpointStore()
+
+    @registry.step
+    async def floating(state: dict[str, Any]) -> dict[str, Any]:
+        return {"n": state["n"] + 0.5}
+
+    registry.workflow("w", ["add"] * (steps - 1) + [name])
+    refusing(store, lambda write: LeaseLostError(write.id, write.head.fence))
+    async with Executor(registry, store=store, config=ExecutorConfig(auto_resume=False)) as executor:
+        run = await executor.start("w", {"n": 0}, id="a")
+        with pytest.raises(TimeoutError):
+            await run.result(timeout=0.3)
+        assert (await store.load("a")).head.state is ExecutionState.RUNNING
+
+
+async def test_there_is_no_result_when_the_executor_leaves_before_it_is_stored() -> None:
+    store, told = MemoryCheckpointStore(), []
+    refusing(store, lambda write: StoreUnavailableError("memory", "away"))
+
+    async def ask(run: Any) -> None:
+        with pytest.raises(StoreUnavailableError):
+            told.append(await run.result())
+
+    async with store, anyio.create_task_group() as tasks:
+        async with Executor(flows(), store=store, config=ExecutorConfig(drain_timeout=0.1)) as executor:
+            tasks.start_soon(ask, await executor.start("alone", {"n": 0}))
+            await anyio.sleep(0.1)
+    assert told == []
 
 
 # the records
