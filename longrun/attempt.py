@@ -113,7 +113,6 @@ class Attempt:
     """Whether somebody has stopped it. Its scope may be cancelled then, or if the step has a time-out."""
     used = False
     """Whether its context was asked for, or where it is: otherwise it has noted nothing, and nobody has heard of it."""
-    save_at = math.inf
     left: Leftovers | None = None
     """The step threads that it has left behind, if it was stopped while they ran on; or none, which is false."""
     _over: str | None = None
@@ -136,6 +135,7 @@ class Attempt:
         self._host = host
         self._threads = threads
         self._scope = scope
+        self.save_at = time.monotonic() + host.checkpoint_interval
 
     @property
     def ledger(self) -> Ledger:

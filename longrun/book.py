@@ -116,8 +116,9 @@ class Book:
 
     @property
     def result(self) -> Any:
-        """Once it is completed: the object that the last step returned, or MISSING if that was not here."""
-        return self._value
+        """Once it is completed: the object that the last step returned, or MISSING if that was not here, or is not
+        stored."""
+        return self._value if self.outbox.empty else MISSING
 
     @property
     def ledger(self) -> Ledger:

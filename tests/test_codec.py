@@ -20,6 +20,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from longrun import codec
 from longrun.encoding import plain
@@ -354,3 +355,42 @@ def test_what_is_kept_takes_no_more_room_than_it_needs() -> None:
     finally:
         tracemalloc.stop()
     assert size / len(kept) < 200
+
+
+FLAT = st.dictionaries(
+    st.one_of(st.text(), st.sampled_from(["$", "\udfff", Name("k")]), st.integers(0, 3), st.none()),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.text(), st.sampled_from([Level.LOW, "\ud800", 0.5])
+    ),
+    max_size=4,
+)
+
+
+def is_no_text(value: Any) -> bool:
+    return isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+@given(FLAT)
+@example({})
+@example({"n": 2**63 - 1, "m": -(2**63), "yes": True, "none": None})
+@example({"n": 2**63})
+@example({"n": 2**64 - 1})
+@example({"n": 2**64})
+@example({"n": -(2**63) - 1})
+@example({"$": "int", "v": "0x1"})
+@example({Name("k"): 1})
+@example({"a": Name("v")})
+@settings(max_examples=200, deadline=None)
+def test_what_is_written_flat_comes_back_as_it_went(value: dict[Any, Any]) -> None:
+    """Whatever cannot be written in this way is left to the others."""
+    text = plain.dumps_flat(value)
+    fits = all(type(key) is str for key in value) and all(
+        type(one) in (str, int, bool, type(None)) for one in value.values()
+    )
+    if text is None:
+        large = any(isinstance(one, int) and one.bit_length() > 63 for one in value.values())
+        assert not fits or large or "$" in value or any(map(is_no_text, (*value, *value.values())))
+        return
+    back = codec.decode(text)
+    assert back == value
+    assert [*map(type, back), *map(type, back.values())] == [*map(type, value), *map(type, value.values())]

@@ -269,3 +269,25 @@ async def test_steps_that_never_wait_leave_others_their_turn(store, mode):
         while not (await run.info()).state.finished:
             turns += 1
         assert turns > 10
+
+
+async def test_interval_saves_boundaries_while_a_step_runs_that_says_nothing(store):
+    """I2: a step that asks for no context is no reason to keep what stands before it in memory."""
+    registry, begun = StepRegistry(), anyio.Event()
+
+    async def quick(state: dict[str, Any]) -> dict[str, Any]:
+        return {"n": state["n"] + 1}
+
+    async def slow(state: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        await anyio.sleep_forever()
+        return state
+
+    registry.workflow("work", [quick, quick, slow])
+    config = ExecutorConfig(durability="interval", checkpoint_interval=0.1, heartbeat_interval=0.1, lease_ttl=60)
+    async with Executor(registry, store=store, config=config) as executor:
+        await executor.start("work", {"n": 0}, id="a")
+        await begun.wait()
+        with anyio.fail_after(10):
+            while (await store.load("a")).head.step < 2:  # noqa: ASYNC110 -- the executor saves by itself
+                await anyio.sleep(0.02)

@@ -21,6 +21,7 @@ from longrun import (
     StepContext,
     StepRegistry,
 )
+from longrun.errors import ContextClosedError, LeaseLostError, StoreUnavailableError
 from longrun.moves import Completed, End, Final, Move, Passed, Passing, ending, is_passing, passing
 from longrun.records import ExecutionState
 from longrun.stored import Boundary, Head, Save, Write
@@ -193,6 +194,89 @@ async def test_a_context_of_an_earlier_step_is_closed_though_steps_without_one_f
         assert await (await executor.start("w", {})).result() == {"tried": True}
 
 
+async def test_every_step_has_a_context_of_its_own() -> None:
+    """One after the other on the short way: each is open in its step, closed behind it, and says where it is."""
+    registry, kept, seen = StepRegistry(), [], []
+
+    @registry.step
+    async def looks(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
+        for earlier in kept:
+            with pytest.raises(ContextClosedError, match="has ended"):
+                earlier.progress(1)
+        kept.append(ctx)
+        ctx.progress(1, 2)
+        seen.append((ctx.step, ctx.step_index))
+        return state
+
+    @registry.step
+    async def passes(state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    registry.step(name="again")(looks)
+    registry.workflow("w", ["looks", "again", "passes", "passes", "looks", "again"])
+    async with Executor(registry, store="memory:") as executor:
+        await (await executor.start("w", {})).result()
+    assert seen == [("looks", 0), ("again", 1), ("looks", 4), ("again", 5)]
+
+
+async def test_how_far_a_step_was_that_failed_is_kept() -> None:
+    registry, store = StepRegistry(), MemoryCheckpointStore()
+
+    @registry.step
+    async def breaks(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
+        ctx.progress(3, 10, "here")
+        raise ValueError
+
+    registry.workflow("w", [breaks])
+    async with Executor(registry, store=store, config=ExecutorConfig(max_retries=0)) as executor:
+        with pytest.raises(ExecutionFailedError):
+            await (await executor.start("w", {}, id="a")).result()
+        left = (await store.load("a")).head
+    assert (left.done, left.of, left.note) == (3, 10, "here")
+
+
+async def test_what_a_step_returns_that_was_stopped_by_a_drain_is_kept() -> None:
+    """I1: no order is here, and its scope is cancelled: the write is made outside that."""
+    registry, store, begun = StepRegistry(), MemoryCheckpointStore(), anyio.Event()
+
+    @registry.step
+    async def stubborn(state: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        except anyio.get_cancelled_exc_class():
+            return {"n": 1}
+        return state
+
+    @registry.step
+    async def then(state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    registry.workflow("w", [stubborn, then])
+    async with store:
+        async with Executor(registry, store=store, config=ExecutorConfig(drain_timeout=0.05)) as executor:
+            await executor.start("w", {"n": 0}, id="a")
+            await begun.wait()
+        left = await store.load("a")
+    assert (left.head.state, left.head.step, left.head.owner) == (ExecutionState.RUNNING, 1, None)
+    assert left.boundary.data == b'{"n":1}'
+
+
+@pytest.mark.parametrize("name", ["typed", "untyped"])
+async def test_a_state_that_an_annotation_wants_to_see_is_looked_at(name: str) -> None:
+    """A plain dict, where the step itself or the next one speaks of a class."""
+    registry = flows()
+
+    @registry.step
+    async def wrong(state: dict[str, Any]) -> Count:
+        return {"n": 1}  # type: ignore[return-value]
+
+    registry.workflow("w", ["add", "wrong"] if name == "typed" else ["add", "untyped"])
+    async with Executor(registry, store="memory:", config=ExecutorConfig(max_retries=0)) as executor:
+        with pytest.raises(ExecutionFailedError, match="Count"):
+            await (await executor.start("w", {"n": 0})).result()
+
+
 async def test_a_failure_on_the_short_way_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error, its traceback and the state in its frames are kept by nobody once it is told."""
     registry = StepRegistry()
@@ -226,6 +310,55 @@ async def test_a_failure_on_the_short_way_is_let_go(monkeypatch: pytest.MonkeyPa
             assert Heavy.alive == 0
     finally:
         gc.enable()
+
+
+def refusing(store: MemoryCheckpointStore, error: Any) -> None:
+    """The end of an execution is not written."""
+    commit = store.backend.commit
+
+    def refuse(batch: Sequence[Write]) -> list[Answer]:
+        if any(isinstance(write, Save) and write.head.state.finished for write in batch):
+            answer = error(batch[0])
+            if not isinstance(answer, LeaseLostError):
+                raise answer
+            return [answer for _ in batch]
+        return commit(batch)
+
+    store.backend.commit = refuse  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("name", ["last", "floating"])
+async def test_there_is_no_result_before_it_is_stored(name: str, steps: int) -> None:
+    """I1, I3: whoever has lost an execution in its last write does not say how it ended."""
+    registry, store = flows(), MemoryCheckpointStore()
+
+    @registry.step
+    async def floating(state: dict[str, Any]) -> dict[str, Any]:
+        return {"n": state["n"] + 0.5}
+
+    registry.workflow("w", ["add"] * (steps - 1) + [name])
+    refusing(store, lambda write: LeaseLostError(write.id, write.head.fence))
+    async with Executor(registry, store=store, config=ExecutorConfig(auto_resume=False)) as executor:
+        run = await executor.start("w", {"n": 0}, id="a")
+        with pytest.raises(TimeoutError):
+            await run.result(timeout=0.3)
+        assert (await store.load("a")).head.state is ExecutionState.RUNNING
+
+
+async def test_there_is_no_result_when_the_executor_leaves_before_it_is_stored() -> None:
+    store, told = MemoryCheckpointStore(), []
+    refusing(store, lambda write: StoreUnavailableError("memory", "away"))
+
+    async def ask(run: Any) -> None:
+        with pytest.raises(StoreUnavailableError):
+            told.append(await run.result())
+
+    config = ExecutorConfig(drain_timeout=0.1)
+    async with store, anyio.create_task_group() as tasks, Executor(flows(), store=store, config=config) as executor:
+        tasks.start_soon(ask, await executor.start("alone", {"n": 0}))
+        await anyio.sleep(0.1)
+    assert told == []
 
 
 # the records

@@ -38,7 +38,7 @@ from longrun.stores._sqlite.batch import Batch, Known
 from longrun.stores._sqlite.file import DatabaseFile, FileLock, fold_wal, is_busy, translate
 from longrun.stores.sqlite import SQLiteBackend, SQLiteCheckpointStore
 from longrun.testing import StoreConformance
-from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
+from longrun.testing.samples import NOW, boundary, change, claim, create, end, move, owned, send, step
 
 ROOT = Path(__file__).parents[2]
 
@@ -1011,3 +1011,32 @@ def test_every_table_is_emptied_by_delete(path: Path, backend: SQLiteBackend) ->
         for table in ("execution", "head", "steps", "boundary", "blob", "entry", "message"):
             assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
     assert sql.APPLICATION_ID == 0x6C6F6E67
+
+
+@pytest.mark.parametrize("refused", ["create", "save", "move", "end", "unfit create", "unfit save", "send"])
+def test_what_was_refused_is_not_remembered(backend: SQLiteBackend, path: Path, refused: str) -> None:
+    """I3, I8: its owner writes elsewhere, and says nothing of what is his; the next who writes here reads it anew."""
+    backend.register(Owner(id="me", life={}, remaining=0), 1000.0)
+    other = SQLiteBackend(path)
+    other.open()
+    other.register(Owner(id="you", life={}, remaining=0), 1000.0)
+    new = owned("a", "you")
+    other.commit([new])
+    stale = attrs.evolve(new.head, fence=0, owner="me")
+    write: Any = {
+        "create": owned("a"),
+        "save": step("a", stale),
+        "move": move("a", stale),
+        "end": end("a", stale),
+        "unfit create": create("a", workflow="\ud800"),
+        "unfit save": step("a", stale, steps=("\ud800",)),
+        "send": send("a", limit=0),
+    }[refused]
+    backend.commit([write])
+    parked = change("a", new.head, head_fields={"state": ExecutionState.WAITING, "owner": None, "signal": "go"})
+    other.commit([parked])
+    assert backend.commit([send("a")]) == [1]
+    other.close()
+    found = backend.load("a")
+    assert found is not None
+    assert (found.head, found.damage) == (attrs.evolve(parked.head, woken=True), ())

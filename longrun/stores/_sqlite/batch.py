@@ -137,7 +137,7 @@ class Batch:
         self._blobs: dict[int, Parts] = {}
         self._entries: dict[int, Parts] = {}
         self.loose: list[str] = []
-        """What may not be owned here when all is written."""
+        """What may not be owned here when all is written: what was refused too."""
         self.announce = False
         """Whether others may want to know: something was sent, created, released, finished."""
 
@@ -162,6 +162,7 @@ class Batch:
         head, row = move.head, self._known.get(move.id)
         revision, owner = head.revision, head.owner
         if row is None or row.fence != head.fence or row.revision != revision - 1:
+            self.loose.append(move.id)
             answer = self._judge(move)
             assert not isinstance(answer, Row)
             return answer
@@ -181,10 +182,10 @@ class Batch:
 
     def _save(self, ready: ReadySave) -> Answer:
         save = ready.save
+        self.loose.append(save.id)
         row = self._judge(save)
         if not isinstance(row, Row):
             return row
-        self.loose.append(save.id)
         key, head = row.key, save.head
         if row.owner not in self._owners or head.owner not in self._owners:
             self._say_if_foreign(row.owner, head.owner)
@@ -228,6 +229,7 @@ class Batch:
 
     def _refuse(self, unfit: Unfit) -> Answer:
         write = unfit.write
+        self.loose.append(write.id)
         if isinstance(write, Save):
             answer = self._judge(write)
             return unfit.refusal if isinstance(answer, Row) else answer
@@ -254,9 +256,9 @@ class Batch:
 
     def _create(self, ready: ReadyCreate) -> bool:
         create = ready.create
+        self.loose.append(create.id)
         if create.id in self._known:
             return False
-        self.loose.append(create.id)
         key, head = self._new_key(), create.head
         if head.owner not in self._owners:
             self._say_if_foreign(head.owner)
