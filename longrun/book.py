@@ -78,6 +78,8 @@ class Book:
         self.outbox = Outbox(executor, self.id, executor.loop, self._tell)
         self.progress: Progress | None = None
         self._value = value
+        self.result: Any = MISSING
+        """Once its end is durable: the object that the last step returned."""
         self._crossed: Boundary | Move = loaded.boundary
         self._blobs = loaded.blobs
         self._snapshots = Snapshots(executor.config.retention.history)
@@ -113,12 +115,6 @@ class Book:
     def last_step(self) -> str | None:
         """The name of the step whose end left the execution where it is."""
         return self._boundary.name
-
-    @property
-    def result(self) -> Any:
-        """Once it is completed: the object that the last step returned, or MISSING if that was not here, or is not
-        stored."""
-        return self._value if self.outbox.empty else MISSING
 
     @property
     def ledger(self) -> Ledger:

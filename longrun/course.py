@@ -105,6 +105,7 @@ class Course:
         if ends_step:
             events = ((EventType.STEP_COMPLETED, {"step": name, "attempt": boundary.attempts}), *events)
         await book.end(boundary, snapshot, value, events)
+        book.result = value
         return False
 
     async def _park(self, step: Step, directive: Sleep | WaitFor, signal: Message | None) -> bool:

@@ -61,11 +61,6 @@ class Outbox:
         self.lost: LongrunError | None = None
         """Why nothing can be written any more: the lease is lost, or the store refuses for good."""
 
-    @property
-    def empty(self) -> bool:
-        """Whether everything that was handed over is durable."""
-        return self.lost is None and not self._pending
-
     def push(self, save: Save, told: Any, done: Done) -> None:
         """Hand a write over; `done` gets None when it is durable, or why it never will be."""
         if self.lost is not None:

@@ -61,4 +61,5 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
         if (refused := await durable) is not None:
             raise refused
         if index == last:
+            book.result = value
             return False
