@@ -196,7 +196,9 @@ async def test_a_context_of_an_earlier_step_is_closed_though_steps_without_one_f
 
 async def test_every_step_has_a_context_of_its_own() -> None:
     """One after the other on the short way: each is open in its step, closed behind it, and says where it is."""
-    registry, kept, seen = StepRegistry(), [], []
+    registry = StepRegistry()
+    kept: list[StepContext] = []
+    seen: list[Any] = []
 
     @registry.step
     async def looks(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
