@@ -277,6 +277,22 @@ async def test_a_state_that_an_annotation_wants_to_see_is_looked_at(name: str) -
             await (await executor.start("w", {"n": 0})).result()
 
 
+async def test_old_states_are_let_go_on_the_way() -> None:
+    """I7: a few more than asked for are kept until the end, however many steps there are."""
+    registry, store, kept = flows(), MemoryCheckpointStore(), []
+
+    @registry.step
+    async def peek(state: dict[str, Any]) -> dict[str, Any]:
+        kept.append(len((await store.load("a")).kept))
+        return state
+
+    registry.workflow("w", ["peek"] * 30)
+    async with Executor(registry, store=store, config=ExecutorConfig(retention=RetentionPolicy(history=1))) as executor:
+        await (await executor.start("w", {"n": 0}, id="a")).result()
+        assert len((await store.load("a")).kept) == 1
+    assert 1 < max(kept) <= 5
+
+
 async def test_a_failure_on_the_short_way_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error, its traceback and the state in its frames are kept by nobody once it is told."""
     registry = StepRegistry()
