@@ -144,6 +144,23 @@ async def test_most_writes_are_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [kinds.count(kind) for kind in (Move, End, Save)] == [14, 1, 0]
 
 
+@pytest.mark.parametrize("durability", ["interval", "exit"])
+async def test_boundaries_that_are_coalesced_are_no_moves(durability: str) -> None:
+    """I7: one write for all, in their order."""
+    store, saves = MemoryCheckpointStore(), []
+    commit = store.backend.commit
+
+    def noted(batch: Sequence[Write]) -> list[Answer]:
+        saves.extend([[row.seq for row in write.boundaries] for write in batch if isinstance(write, Save)])
+        return commit(batch)
+
+    store.backend.commit = noted  # type: ignore[method-assign]
+    config = ExecutorConfig(durability=durability, checkpoint_interval=3600)
+    async with Executor(flows(), store=store, config=config) as executor:
+        await (await executor.start("plain", {"n": 0})).result()
+    assert saves == [list(range(2, 17))]
+
+
 async def test_who_listens_hears_of_every_step() -> None:
     told: list[str] = []
     async with Executor(flows(), store="memory:", on_event=lambda event: told.append(event.type.value)) as executor:
@@ -196,7 +213,8 @@ async def test_a_context_of_an_earlier_step_is_closed_though_steps_without_one_f
 
 async def test_every_step_has_a_context_of_its_own() -> None:
     """One after the other on the short way: each is open in its step, closed behind it, and says where it is."""
-    registry, kept, seen = StepRegistry(), [], []
+    registry, seen = StepRegistry(), []
+    kept: list[StepContext] = []
 
     @registry.step
     async def looks(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
