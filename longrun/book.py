@@ -244,7 +244,7 @@ class Book:
         there is: what to await. The state must be one that no annotation wants to look at. None if it takes more than
         that, or somebody is to be told: then nothing has happened."""
         head, ledger, steps = self.head, self._ledger, self.steps
-        if not self._each_step or self._given is not KNOWN or self._bus.active or (ledger is not None and ledger.used):
+        if not self._each_step or self._given is not KNOWN or self._bus.active or (ledger and ledger.stored):
             return None
         if type(head) is not Passing and not is_passing(head):
             return None
@@ -255,6 +255,8 @@ class Book:
         make = ending if ends else passing
         move = make(self.id, head, steps[head.step], self._clock.now(), taken[0], len(steps), taken[1])
         self._value, self._crossed, self.head, self.progress = value, move, move.head, None
+        if ledger is not None and ledger.used:
+            self._ledger = None
         waiter = self._loop.waiter()
         self.outbox.push(move, None if self.on_progress is None else (), waiter)
         return waiter

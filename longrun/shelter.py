@@ -127,9 +127,9 @@ class Shelter:
             self.start(function, *args, name=name)
         else:
             scope = self._loop.scope()
-            self._plain[scope] = self._own_task.get_loop().create_task(
-                self._run_plain(scope, function, *args), name=name
-            )
+            task = self._own_task.get_loop().create_task(self._run_plain(scope, function, *args), name=name)
+            if not task.done():  # as it may be where tasks begin at once
+                self._plain[scope] = task
 
     async def _run_plain(self, scope: anyio.CancelScope, function: Function, *args: object) -> None:
         """Under a scope of its own, by which it is ended as the tasks of a group are: again and again, but for what is

@@ -27,7 +27,7 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
     last, attempt = len(steps) - 1, None
     while True:
         index = book.head.step
-        if runner.attention or index > last or book.head.attempt or inbox or crew.bus.active or LEFT:
+        if runner.attention or index > last or book.head.attempt or inbox or outbox.lost or crew.bus.active or LEFT:
             return True
         step, following = by_name.get(steps[index]), None if index == last else by_name.get(steps[index + 1])
         if step is None or step.timeout is not None or not seat.take_at_once(runner):
@@ -55,7 +55,7 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
         del state
         if attempt.stopped or attempt.left or inbox or outbox.lost is not None or isinstance(value, Directive):
             return attempt, Outcome(value)
-        if not plain or (following is None and index < last) or (durable := book.pass_on(value)) is None:
+        if not plain or (durable := book.pass_on(value)) is None:
             return attempt, Outcome(value)
         runner.running = None
         if (refused := await durable) is not None:

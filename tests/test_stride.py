@@ -91,7 +91,14 @@ def flows() -> StepRegistry:
     async def last(state: dict[str, Any]) -> dict[str, Any]:
         return {"n": state["n"], "last": True}
 
+    @registry.step
+    async def told(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
+        ctx.progress(1, 2, "half")
+        ctx.local["forgotten"] = True
+        return {**state, "n": state["n"] + 1}
+
     registry.workflow("plain", [add] * 15)
+    registry.workflow("with a context", [add, told, looking, told, let_go, told, told])
     registry.workflow("mixed", [add, noting, looking, let_go, add, twice, shrink, in_a_thread, typed, untyped, last])
     registry.workflow("large", [add, grow, add, let_go, add, grow, let_go, *[add] * 12])
     registry.workflow("jump", [add, skip, add, last])
@@ -119,7 +126,7 @@ async def never(runner: Any) -> bool:
 
 
 @pytest.mark.parametrize("history", [1, 3, 10])
-@pytest.mark.parametrize("name", ["plain", "mixed", "large", "jump", "alone"])
+@pytest.mark.parametrize("name", ["plain", "with a context", "mixed", "large", "jump", "alone"])
 async def test_the_short_way_leaves_what_the_long_way_leaves(
     monkeypatch: pytest.MonkeyPatch, name: str, history: int
 ) -> None:
@@ -141,7 +148,25 @@ async def test_most_writes_are_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.backend, "commit", noted)
     async with Executor(flows(), store=store) as executor:
         await (await executor.start("plain", {"n": 0})).result()
-    assert [kinds.count(kind) for kind in (Move, End, Save)] == [14, 1, 0]
+        await (await executor.start("with a context", {"n": 0})).result()
+    assert [kinds.count(kind) for kind in (Move, End, Save)] == [14 + 4, 1 + 1, 0 + 2]
+
+
+@pytest.mark.parametrize("durability", ["interval", "exit"])
+async def test_boundaries_that_are_coalesced_are_no_moves(durability: str) -> None:
+    """I7: one write for all, in their order."""
+    store, saves = MemoryCheckpointStore(), []
+    commit = store.backend.commit
+
+    def noted(batch: Sequence[Write]) -> list[Answer]:
+        saves.extend([[row.seq for row in write.boundaries] for write in batch if isinstance(write, Save)])
+        return commit(batch)
+
+    store.backend.commit = noted  # type: ignore[method-assign]
+    config = ExecutorConfig(durability=durability, checkpoint_interval=3600)
+    async with Executor(flows(), store=store, config=config) as executor:
+        await (await executor.start("plain", {"n": 0})).result()
+    assert saves == [list(range(2, 17))]
 
 
 async def test_who_listens_hears_of_every_step() -> None:
@@ -277,6 +302,22 @@ async def test_a_state_that_an_annotation_wants_to_see_is_looked_at(name: str) -
     async with Executor(registry, store="memory:", config=ExecutorConfig(max_retries=0)) as executor:
         with pytest.raises(ExecutionFailedError, match="Count"):
             await (await executor.start("w", {"n": 0})).result()
+
+
+async def test_old_states_are_let_go_on_the_way() -> None:
+    """I7: a few more than asked for are kept until the end, however many steps there are."""
+    registry, store, kept = flows(), MemoryCheckpointStore(), []
+
+    @registry.step
+    async def peek(state: dict[str, Any]) -> dict[str, Any]:
+        kept.append(len((await store.load("a")).kept))
+        return state
+
+    registry.workflow("w", ["peek"] * 30)
+    async with Executor(registry, store=store, config=ExecutorConfig(retention=RetentionPolicy(history=1))) as executor:
+        await (await executor.start("w", {"n": 0}, id="a")).result()
+        assert len((await store.load("a")).kept) == 1
+    assert 1 < max(kept) <= 5
 
 
 async def test_a_failure_on_the_short_way_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

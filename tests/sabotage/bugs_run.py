@@ -308,7 +308,7 @@ def short_way_past_an_order() -> None:
 @bug("short-way-keeps-progress", "tests/test_stride.py::test_the_short_way_leaves_what_the_long_way_leaves")
 def short_way_keeps_progress() -> None:
     """What a step has noted of its progress is not cleared by the short write behind it."""
-    edit("longrun.book", "Book.pass_on", " or (ledger is not None and ledger.used)", "")
+    edit("longrun.book", "Book.pass_on", " or (ledger and ledger.stored)", "")
 
 
 @bug("short-way-keeps-quiet", "tests/test_stride.py::test_a_listener_that_comes_later_hears_of_the_steps_from_then_on")

@@ -1040,3 +1040,69 @@ def test_what_was_refused_is_not_remembered(backend: SQLiteBackend, path: Path, 
     found = backend.load("a")
     assert found is not None
     assert (found.head, found.damage) == (attrs.evolve(parked.head, woken=True), ())
+
+
+def signed_on(backend: SQLiteBackend, *owners: str) -> None:
+    for owner in owners:
+        backend.register(Owner(id=owner, life={}, remaining=0), 1000.0)
+
+
+def columns(path: Path, names: str) -> tuple[Any, ...]:
+    with raw(path) as connection:
+        asked = f"SELECT {names} FROM execution JOIN head ON head.execution = execution.key"
+        found: tuple[Any, ...] = connection.execute(asked).fetchone()
+    return found
+
+
+def test_moves_let_go_of_states_once_and_for_all(path: Path, backend: SQLiteBackend) -> None:
+    """From which number on they are kept is stored, and never goes back."""
+    signed_on(backend, "me")
+    new = owned("a")
+    first = move("a", new.head, keep_from=2)
+    backend.commit([new, first])
+    assert columns(path, "kept") == (2,)
+    backend.commit([move("a", first.head, keep_from=1)])
+    assert columns(path, "kept") == (2,)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"owner": "you"}, {"state": ExecutionState.INITIALIZED}, {"woken": True}, {"ended": None}]
+)
+def test_what_a_move_says_counts_whatever_was_known(path: Path, backend: SQLiteBackend, fields: dict[str, Any]) -> None:
+    signed_on(backend, "me", "you")
+    new = create("a", head_fields={"owner": "me", "fence": 1})
+    new.head = attrs.evolve(new.head, **fields)
+    on = move("a", attrs.evolve(new.head, owner="me"))
+    backend.commit([new])
+    backend.commit([on])
+    assert columns(path, "state, owner, woken") == ("running", "me", 0)
+    found = backend.load("a")
+    assert found is not None
+    assert (found.head, found.damage) == (on.head, ())
+
+
+def test_a_move_for_somebody_who_writes_elsewhere_is_said_and_forgotten(path: Path, backend: SQLiteBackend) -> None:
+    """I9: he hears of it before his own next write, and nobody here takes what is his for known."""
+    signed_on(backend, "me")
+    new = owned("a")
+    first, second = move("a", new.head), move("a", move("a", new.head).head)
+    backend.commit([new])
+    other = SQLiteBackend(path)
+    other.open()
+    assert other.commit([first]) == [None]
+    assert "a" not in other._known.rows
+    other.close()
+    assert backend.commit([second]) == [None]
+    found = backend.load("a")
+    assert found is not None
+    assert found.head == second.head
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 32_000])
+@pytest.mark.parametrize("rows", [0, 1, 3, 700])
+def test_rows_are_inserted_within_the_limits_of_the_library(most: int, rows: int) -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE t (a, b)")
+        connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, max(most, 2))
+        Batch(connection, Known())._insert("INSERT INTO t (a, b) VALUES (?, ?)", list(range(2 * rows)))
+        assert connection.execute("SELECT * FROM t").fetchall() == [(2 * n, 2 * n + 1) for n in range(rows)]
