@@ -20,6 +20,7 @@ from longrun import (
     RetentionPolicy,
     StepContext,
     StepRegistry,
+    WaitFor,
 )
 from longrun.errors import ContextClosedError, LeaseLostError, StoreUnavailableError
 from longrun.moves import Completed, End, Final, Move, Passed, Passing, ending, is_passing, passing
@@ -97,6 +98,11 @@ def flows() -> StepRegistry:
         ctx.local["forgotten"] = True
         return {**state, "n": state["n"] + 1}
 
+    @registry.step
+    async def park(state: dict[str, Any]) -> WaitFor:
+        return WaitFor("never", state)
+
+    registry.workflow("parked", [noting, add, park, add])
     registry.workflow("plain", [add] * 15)
     registry.workflow("with a context", [add, told, looking, told, let_go, told, told])
     registry.workflow("mixed", [add, noting, looking, let_go, add, twice, shrink, in_a_thread, typed, untyped, last])
@@ -112,13 +118,14 @@ async def stored(name: str, history: int) -> tuple[Any, ...]:
     store = MemoryCheckpointStore(clock=clock)
     config = ExecutorConfig(retention=RetentionPolicy(history=history), heartbeat_interval=600, lease_ttl=1800)
     async with store, Executor(flows(), store=store, clock=clock, config=config) as executor:
-        result = await (await executor.start(name, {"n": 0}, id="a")).result()
+        run = await executor.start(name, {"n": 0}, id="a")
+        result = await (run.wait("waiting") if name == "parked" else run.result())
         loaded = await store.load("a")
         rows, size = await store.boundaries("a"), await store.size("a")
     whole = attrs.evolve(loaded.head, started=None, updated=0.0, ended=None, fence=0)
     lines = [attrs.evolve(row, started=None, ended=0.0) for row in rows]
     kept = loaded.kept, loaded.boundary.data, dict(loaded.blobs), dict(loaded.entries), size
-    return result, whole, lines, *kept
+    return None if name == "parked" else result, whole, lines, *kept
 
 
 async def never(runner: Any) -> bool:
@@ -126,7 +133,7 @@ async def never(runner: Any) -> bool:
 
 
 @pytest.mark.parametrize("history", [1, 3, 10])
-@pytest.mark.parametrize("name", ["plain", "with a context", "mixed", "large", "jump", "alone"])
+@pytest.mark.parametrize("name", ["plain", "parked", "with a context", "mixed", "large", "jump", "alone"])
 async def test_the_short_way_leaves_what_the_long_way_leaves(
     monkeypatch: pytest.MonkeyPatch, name: str, history: int
 ) -> None:

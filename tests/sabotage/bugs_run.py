@@ -300,8 +300,8 @@ def short_way_past_an_order() -> None:
         "stride",
         "if runner.attention or index > last",
         "if index > last",
-        " or inbox or crew",
-        " or crew",
+        " or inbox or outbox.lost or",
+        " or outbox.lost or",
     )
 
 
