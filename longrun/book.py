@@ -19,7 +19,7 @@ from longrun.items import LOOK_EVERY
 from longrun.ledger import Ledger
 from longrun.loops import Waiter
 from longrun.moves import Move, Passing, ending, is_passing, passing
-from longrun.outbox import Outbox
+from longrun.outbox import QUIET, Outbox
 from longrun.port import StepInfo
 from longrun.records import Progress
 from longrun.registry import Step
@@ -258,7 +258,7 @@ class Book:
         if ledger is not None and ledger.used:
             self._ledger = None
         waiter = self._loop.waiter()
-        self.outbox.push(move, None if self.on_progress is None else (), waiter)
+        self.outbox.push(move, QUIET if self.on_progress is None else (), waiter)
         return waiter
 
     async def end(self, boundary: Boundary, snapshot: Snapshot, value: Any, events: tuple[Event, ...]) -> None:

@@ -27,6 +27,8 @@ MAY_PASS = (StoreUnavailableError, StoreSettingsError)
 again."""
 
 Done = Callable[[LongrunError | None], object]
+QUIET: Any = object()
+"""What is pushed along with a write of which there is nothing to tell."""
 
 
 def back_off(tries: int) -> float:
@@ -49,7 +51,7 @@ class Courier(Protocol):
 class Outbox:
     def __init__(self, courier: Courier, execution_id: str, loop: Loop, tell: Callable[[Save, Any], object]) -> None:
         """`tell` is called with every write that has become durable and with what was pushed along with it, unless that
-        was None."""
+        was `QUIET`."""
         self._courier = courier
         self._loop = loop
         self._id = execution_id
@@ -102,7 +104,7 @@ class Outbox:
         if error is None and self._failure is None:
             self._tries = 0
             save, told, done = self._pending.pop(0)
-            if told is not None:
+            if told is not QUIET:
                 self._tell(save, told)
             done(None)
         elif error is None or isinstance(error, MAY_PASS):

@@ -101,17 +101,23 @@ def dumps(tree: Json) -> bytes:
 
 
 def dumps_flat(value: Any) -> bytes | None:
-    """The text of a dict of texts, whole numbers, truth values and None by names; None if it is anything else, or the
-    standard library has to write it."""
-    if _orjson is None or type(value) is not dict or TAG in value:
+    """The text of a dict of texts, whole numbers, truth values and None by names; None if it is anything else, or holds
+    a number that may have to be tagged."""
+    if type(value) is not dict or TAG in value or not _NAMES.issuperset(map(type, value)):
         return None
-    if not _FLAT.issuperset(map(type, value.values())) or not _NAMES.issuperset(map(type, value)):
+    if not _FLAT.issuperset(map(type, value.values())):
         return None
+    if _orjson is None:
+        return _dumps_standard(value) if all(map(_is_short, value.values())) else None
     try:
         text: bytes = _orjson.dumps(value)
-    except TypeError:  # a lone surrogate, or a number over 64 bit, which has to be tagged
+    except TypeError:  # a lone surrogate, or a number over 64 bit
         return None
     return b"%b" % text if len(text) < SMALL else text
+
+
+def _is_short(item: object) -> bool:
+    return type(item) is not int or MIN_INT <= item <= MAX_INT
 
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)

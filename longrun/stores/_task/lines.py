@@ -19,6 +19,7 @@ import base64
 import binascii
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 from zlib import crc32
 
@@ -134,15 +135,15 @@ def bytes_of(value: Any) -> bytes | None:
 
 # records: what has its default value is left out
 
-_DEFAULTS = {
-    kind: {field.name: field.default for field in attrs.fields(kind)}
-    for kind in (Definition, Head, Boundary, Message, Owner)
-}
+
+@cache
+def _defaults(kind: type) -> dict[str, Any]:
+    return {field.name: field.default for field in attrs.fields(kind)}
 
 
 def _changed(record: Any, **instead: Any) -> dict[str, Any]:
     """The fields that differ from their defaults."""
-    defaults = _DEFAULTS[type(record)]
+    defaults = _defaults(record.__class__)
     values = {name: getattr(record, name) for name, default in defaults.items() if getattr(record, name) != default}
     values |= {name: value for name, value in instead.items() if name in values}
     return values
