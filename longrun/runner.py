@@ -347,17 +347,18 @@ class Runner:
     def _conclude(self, attempt: Attempt) -> None:
         """An attempt is over: what it leaves behind, and what has happened to the execution meanwhile."""
         if attempt.left:
-            leave_behind(self._key, attempt.left)
+            leave_behind(self.key, attempt.left)
         if self.book.outbox.lost is not None:
             raise self.book.outbox.lost
 
     @property
-    def _key(self) -> tuple[str, float]:
+    def key(self) -> tuple[str, float]:
+        """By which step threads that it has left behind are known."""
         return self.id, self.book.definition.created
 
     async def _alone(self) -> bool:
         """A thread of an earlier attempt may still run: it ends first. False if something must be obeyed meanwhile."""
-        while LEFT.get(self._key):
+        while LEFT.get(self.key):
             if self.attention:
                 return False
             with anyio.move_on_after(LOOK_AGAIN):  # the loop that it would tell may be gone

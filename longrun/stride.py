@@ -27,7 +27,9 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
     last, attempt = len(steps) - 1, None
     while True:
         index = book.head.step
-        if runner.attention or index > last or book.head.attempt or inbox or outbox.lost or crew.bus.active or LEFT:
+        if runner.attention or index > last or book.head.attempt or inbox or outbox.lost or crew.bus.active:
+            return True
+        if LEFT and LEFT.get(runner.key):
             return True
         step, following = by_name.get(steps[index]), None if index == last else by_name.get(steps[index + 1])
         if step is None or step.timeout is not None or not seat.take_at_once(runner):

@@ -29,6 +29,7 @@ from longrun.stored import Boundary, Head, Save, Write
 from longrun.stores.base import Answer
 from longrun.testing import ManualClock
 from longrun.testing.samples import NOW, head, owned
+from longrun.threads import LEFT, Leftovers
 
 BIG = "x" * 10_000
 
@@ -174,6 +175,13 @@ async def test_boundaries_that_are_coalesced_are_no_moves(durability: str) -> No
     async with Executor(flows(), store=store, config=config) as executor:
         await (await executor.start("plain", {"n": 0})).result()
     assert saves == [list(range(2, 17))]
+
+
+async def test_what_another_execution_has_left_behind_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step thread that runs on keeps its own execution from the next attempt, and only that one."""
+    monkeypatch.setattr(Leftovers, "__bool__", lambda self: True)
+    monkeypatch.setitem(LEFT, ("another", 0.0), Leftovers())
+    await test_most_writes_are_moves(monkeypatch)
 
 
 async def test_who_listens_hears_of_every_step() -> None:

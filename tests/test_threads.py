@@ -199,7 +199,7 @@ async def test_a_stopped_attempt_closes_its_context_and_the_thread_unwinds(call,
             raise
         return "first"
 
-    options: dict[str, Any] = {"timeout": 0.05} if how == "time-out" else {}
+    options: dict[str, Any] = {"timeout": 0.3} if how == "time-out" else {}
     with anyio.fail_after(PATIENCE):
         async with Executor(registry_of(step, retry=AT_ONCE, **options), store=store, config=NEVER) as executor:
             handle = await executor.start("work", id="x")
