@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
@@ -21,18 +20,6 @@ from tests.stores.file_tools import done, loaded, opened
 
 BLOCKED = ExecutionState.BLOCKED
 RUNNING = frozenset({ExecutionState.RUNNING})
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def backend(path: Path) -> Iterator[FileBackend]:
-    with opened(FileBackend(path)) as backend:
-        assert isinstance(backend, FileBackend)
-        yield backend
 
 
 def walk(backend: FileBackend, steps: int = 3, **fields: object) -> list[Loaded]:

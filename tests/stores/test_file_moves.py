@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from longrun.errors import LeaseLostError, WriteOrderError
 from longrun.stored import Write
 from longrun.stores._file.contents import INLINE_LIMIT
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import claim, move, owned, send, step
-from tests.stores.file_tools import created, done, loaded, opened
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def backend(path: Path) -> Iterator[FileBackend]:
-    with opened(FileBackend(path)) as backend:
-        assert isinstance(backend, FileBackend)
-        yield backend
-
-
-@pytest.fixture
-def other(path: Path) -> Iterator[FileBackend]:
-    with opened(FileBackend(path)) as other:
-        assert isinstance(other, FileBackend)
-        yield other
+from tests.stores.file_tools import created, done, loaded
 
 
 def test_a_move_is_a_save_to_every_batch(backend: FileBackend, other: FileBackend) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +23,6 @@ from longrun.testing.samples import change, claim, create, owned, send, step
 from tests.stores.file_tools import CountingDisk, created, done, ids_of, loaded, opened
 
 FAILED = frozenset({ExecutionState.FAILED})
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def backend(path: Path) -> Iterator[FileBackend]:
-    with opened(FileBackend(path)) as backend:
-        assert isinstance(backend, FileBackend)
-        yield backend
-
-
-@pytest.fixture
-def other(path: Path) -> Iterator[FileBackend]:
-    with opened(FileBackend(path)) as other:
-        assert isinstance(other, FileBackend)
-        yield other
 
 
 def test_what_one_object_deletes_another_does_not_bring_back(backend: FileBackend, other: FileBackend) -> None:

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from longrun.records import ExecutionState
 from longrun.stores._file.entry import mark_of
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import change, claim, create, owned, step
-from tests.stores.file_tools import created, done, loaded, opened
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def backend(path: Path) -> Iterator[FileBackend]:
-    with opened(FileBackend(path)) as backend:
-        assert isinstance(backend, FileBackend)
-        yield backend
-
-
-@pytest.fixture
-def other(path: Path) -> Iterator[FileBackend]:
-    with opened(FileBackend(path)) as other:
-        assert isinstance(other, FileBackend)
-        yield other
+from tests.stores.file_tools import created, done, loaded
 
 
 def test_old_generations_stay_until_a_lease_is_renewed(path: Path, backend: FileBackend, other: FileBackend) -> None:
