@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Generator
+from contextvars import Context
 from typing import Any, Protocol
 
 import anyio
@@ -26,7 +27,8 @@ class Loop(Protocol):
     """The event loop that was running when it was made."""
 
     def call_soon(self, function: Callable[..., object], *args: object) -> bool:
-        """Call `function` in the loop's thread, from any thread; False if the loop is gone."""
+        """Call `function` in the loop's thread, from any thread; False if the loop is gone. Whoever gets his answer in
+        that call goes on right behind it."""
 
     def waiter(self) -> Waiter: ...
 
@@ -45,27 +47,109 @@ class _Scopes:
         return self._kind()
 
 
-class _AsyncioWaiter(asyncio.Future[Any]):
-    """A future itself: there is one for every write, and nothing that is between them is free."""
+WAITING: Any = object()
+
+
+class _Cancelled:
+    """Stands where an answer would, if none is waited for any more."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, message: object) -> None:
+        self.error = asyncio.CancelledError() if message is None else asyncio.CancelledError(message)
+
+
+class _AsyncioWaiter:
+    """What asyncio's tasks take for a future (PEP 3156 says how they speak to one). There is one for every write: where
+    a future has its task called by the loop, one turn of it later, this lets it go on in the turn that brought the
+    answer."""
+
+    __slots__ = ("_answer", "_asyncio_future_blocking", "_home", "_loop", "context", "wake")
+
+    _asyncio_future_blocking: bool
+
+    def __init__(self, home: _AsyncioLoop) -> None:
+        self._home, self._loop = home, home.key
+        self._answer: Any = WAITING
+        self.wake: Callable[[_AsyncioWaiter], object] | None = None
+        """Lets the task that waits go on; to be called in `context`, and where no task runs."""
 
     def __call__(self, answer: Any) -> None:
-        if not self.done():
-            self.set_result(answer)
+        if self._answer is not WAITING:
+            return
+        self._answer = answer
+        answered = self._home.answered
+        if answered is None:
+            self.wake_soon()
+        else:
+            answered.append(self)
+
+    def wake_soon(self) -> None:
+        if self.wake is not None:
+            self._loop.call_soon(self.wake, self, context=self.context)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        answer = self._answer
+        if answer is WAITING:
+            self._asyncio_future_blocking = True
+            yield self
+            return self._answer
+        return self.result()
+
+    # for the task
+
+    def add_done_callback(self, wake: Callable[[_AsyncioWaiter], object], *, context: Context) -> None:
+        self.wake, self.context = wake, context
+
+    def result(self) -> Any:
+        answer = self._answer
+        if type(answer) is _Cancelled:
+            raise answer.error
+        return answer
+
+    def done(self) -> bool:
+        return self._answer is not WAITING
+
+    def cancel(self, msg: object = None) -> bool:
+        if self._answer is not WAITING:
+            return False
+        self._answer = _Cancelled(msg)
+        self.wake_soon()
+        self.wake = None  # the answer may take its time: it keeps nobody in memory
+        return True
 
 
 class _AsyncioLoop(_Scopes):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.key = self._loop = loop
+        self.answered: list[_AsyncioWaiter] | None = None
+        """Who goes on behind the call that is made now."""
 
     def call_soon(self, function: Callable[..., object], *args: object) -> bool:
         try:
-            self._loop.call_soon_threadsafe(function, *args)
+            self._loop.call_soon_threadsafe(self._call, function, args)
         except RuntimeError:  # the loop is closed: nobody waits there any more
             return False
         return True
 
+    def _call(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
+        answered: list[_AsyncioWaiter] = []
+        self.answered = answered
+        try:
+            function(*args)
+        finally:
+            self.answered = None
+            left = iter(answered)
+            try:
+                for waiter in left:
+                    if (wake := waiter.wake) is not None:
+                        waiter.context.run(wake, waiter)
+            finally:  # Ctrl-C came in one of their tasks
+                for waiter in left:
+                    waiter.wake_soon()
+
     def waiter(self) -> Waiter:
-        return _AsyncioWaiter(loop=self._loop)
+        return _AsyncioWaiter(self)
 
 
 class _TrioWaiter:

@@ -1,10 +1,236 @@
-"""The event for which mostly nobody waits."""
+"""Waiting in a loop for an answer of a thread, and the event for which mostly nobody waits."""
 
 from __future__ import annotations
 
-import anyio
+import asyncio
+import sys
+from collections.abc import Coroutine
+from contextvars import ContextVar
+from typing import Any
 
-from longrun.loops import Bell
+import anyio
+import pytest
+
+from longrun.loops import Bell, Waiter, current_loop
+
+NAME: ContextVar[str] = ContextVar("NAME", default="nobody")
+
+
+async def waiting(*waiters: Waiter) -> list[Any]:
+    return [await waiter for waiter in waiters]
+
+
+async def begun(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """A task that has come to where it waits."""
+    task = asyncio.create_task(coroutine)
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_an_answer_reaches_who_waits_and_only_the_first_counts() -> None:
+    loop = current_loop()
+    waiter, early = loop.waiter(), loop.waiter()
+    early("early")
+    answers: list[Any] = []
+
+    async def wait() -> None:
+        answers.extend(await waiting(waiter, early))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        assert loop.call_soon(waiter, 1)
+        assert loop.call_soon(waiter, 2)
+    assert answers == [1, "early"]
+
+
+async def test_who_gives_up_hears_of_no_answer() -> None:
+    loop = current_loop()
+    waiter = loop.waiter()
+    with anyio.move_on_after(0) as scope:
+        await waiter
+    assert scope.cancelled_caught
+    waiter("late")
+    with pytest.raises(TimeoutError), anyio.fail_after(0):
+        await loop.waiter()
+
+
+async def test_cancelling_reaches_through_a_shield_only_when_it_ends() -> None:
+    loop = current_loop()
+    waiter, told = loop.waiter(), []
+    with anyio.CancelScope() as outer:
+        with anyio.CancelScope(shield=True):
+            outer.cancel()
+            loop.call_soon(waiter, "kept")
+            told.append(await waiter)
+        await anyio.lowlevel.checkpoint()
+    assert told == ["kept"]
+    assert outer.cancelled_caught
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+class TestAsyncio:
+    """What a task asks of a future, and what goes beyond it."""
+
+    async def test_who_is_answered_goes_on_in_the_same_turn_of_the_loop(self) -> None:
+        loop, order = current_loop(), list[object]()
+
+        async def wait(waiter: Waiter) -> None:
+            order.append(await waiter)
+
+        waiters = [loop.waiter() for _ in range(3)]
+        tasks = [await begun(wait(waiter)) for waiter in waiters]
+
+        def answer() -> None:
+            asyncio.get_running_loop().call_soon(order.append, "next turn")
+            for number, waiter in enumerate(waiters):
+                waiter(number)
+            order.append("all answered")
+
+        loop.call_soon(answer)
+        await asyncio.gather(*tasks)
+        assert order == ["all answered", 0, 1, 2, "next turn"]
+
+    async def test_a_task_goes_on_in_its_own_context(self) -> None:
+        loop = current_loop()
+        waiter = loop.waiter()
+
+        async def wait() -> str:
+            NAME.set("its own")
+            await waiter
+            return NAME.get()
+
+        task = await begun(wait())
+        loop.call_soon(waiter, None)
+        assert await task == "its own"
+        assert NAME.get() == "nobody"
+
+    async def test_a_task_may_answer_another(self) -> None:
+        """Two cannot run at once: the other one's turn comes when the first waits again."""
+        loop = current_loop()
+        first, second = loop.waiter(), loop.waiter()
+        order: list[str] = []
+
+        async def answer() -> None:
+            await first
+            second(None)
+            order.append("first")
+
+        async def wait() -> None:
+            await second
+            order.append("second")
+
+        tasks = [await begun(wait()), await begun(answer())]
+        loop.call_soon(first, None)
+        await asyncio.gather(*tasks)
+        assert order == ["first", "second"]
+
+    async def test_who_is_answered_and_then_cancelled_by_one_before_him_is_cancelled(self) -> None:
+        loop = current_loop()
+        first, second = loop.waiter(), loop.waiter()
+        told = await begun(waiting(second))
+
+        async def cancel() -> None:
+            await first
+            assert told.cancel()
+
+        task = await begun(cancel())
+
+        def answer() -> None:
+            first(None)
+            second(None)
+
+        loop.call_soon(answer)
+        await task
+        with pytest.raises(asyncio.CancelledError):
+            await told
+
+    async def test_a_cancelled_task_hears_who_cancelled_it(self) -> None:
+        waiter = current_loop().waiter()
+        task = await begun(waiting(waiter))
+        task.cancel("by me")
+        with pytest.raises(asyncio.CancelledError, match="by me"):
+            await task
+        with pytest.raises(asyncio.CancelledError, match="by me"):
+            await waiter
+
+    async def test_a_task_that_is_to_be_cancelled_does_not_begin_to_wait(self) -> None:
+        waiter = current_loop().waiter()
+
+        async def wait() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await waiter
+
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(wait())
+
+    async def test_tasks_of_pure_python_wait_as_well(self) -> None:
+        """As they do where a notebook has been made to run loops in loops."""
+        loop = current_loop()
+        waiter = loop.waiter()
+        python_task: Any = asyncio.tasks._PyTask  # type: ignore[attr-defined]
+        task = python_task(waiting(waiter), loop=asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        loop.call_soon(waiter, "yes")
+        assert await task == ["yes"]
+
+    @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 brought tasks that begin at once")
+    async def test_tasks_that_begin_at_once_wait_as_well(self) -> None:
+        loop = current_loop()
+        waiter = loop.waiter()
+        running = asyncio.get_running_loop()
+        eager: Any = asyncio.eager_task_factory  # type: ignore[attr-defined, unused-ignore]
+        task = eager(running, waiting(waiter))
+        loop.call_soon(waiter, "yes")
+        assert await task == ["yes"]
+
+
+def test_ctrl_c_in_one_task_keeps_nobody_else_from_going_on() -> None:
+    """Whoever ends the program lets its tasks come to their end."""
+    came: list[str] = []
+
+    async def interrupt(waiter: Waiter) -> None:
+        await waiter
+        raise KeyboardInterrupt
+
+    async def wait(waiter: Waiter) -> None:
+        await waiter
+        came.append("here")
+
+    async def begin() -> list[asyncio.Task[Any]]:
+        return [await begun((wait, interrupt, wait)[n](waiter)) for n, waiter in enumerate(waiters)]
+
+    async def here() -> Any:
+        return current_loop()
+
+    def answer() -> None:
+        for waiter in waiters:
+            waiter(None)
+
+    loop = asyncio.new_event_loop()
+    try:
+        handle = loop.run_until_complete(here())
+        waiters = [handle.waiter() for _ in range(3)]
+        tasks = loop.run_until_complete(begin())
+        handle.call_soon(answer)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_forever()
+        assert came == ["here"]
+        loop.run_until_complete(asyncio.wait(tasks))
+        assert came == ["here", "here"]
+        assert isinstance(tasks[1].exception(), KeyboardInterrupt)
+    finally:
+        loop.close()
+
+
+async def test_nobody_is_called_in_a_loop_that_is_gone() -> None:
+    async def handle() -> Any:
+        return current_loop()
+
+    gone = await anyio.to_thread.run_sync(anyio.run, handle)
+    assert not gone.call_soon(print)
 
 
 async def test_a_bell_wakes_all_who_wait_and_stays_rung() -> None:
