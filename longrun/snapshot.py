@@ -45,7 +45,8 @@ class Snapshots:
 
     def __init__(self, history: int, limit: int = codec.DEFAULT_LIMIT) -> None:
         self._history = history
-        self._slack = max(4, history // 2)
+        self._most = history + max(4, history // 2) - 1
+        """So many there may be for a while."""
         self._limit = limit
         self._parts: dict[str, _Part] = {}
         self._kept: list[int] = []
@@ -78,10 +79,9 @@ class Snapshots:
             return None
         kept = self._kept
         kept.append(seq)
-        surplus = len(kept) - self._history
-        if surplus <= 0 or (surplus < self._slack and not exactly):
+        if len(kept) <= (self._history if exactly else self._most):
             return data, None
-        return data, self.let_go(surplus)[0]
+        return data, self.let_go()[0]
 
     def _whole(self, tree: Any, path: str) -> Snapshot:
         data = codec.dumps(tree)
@@ -137,12 +137,12 @@ class Snapshots:
                 kept.append(boundary.seq)
                 if boundary.blobs:
                     self._blobs_of[boundary.seq] = boundary.blobs
-        surplus = len(kept) - self._history
-        return NO_CHANGE if surplus <= 0 or (surplus < self._slack and not exactly) else self.let_go(surplus)
+        return NO_CHANGE if len(kept) <= (self._history if exactly else self._most) else self.let_go()
 
-    def let_go(self, surplus: int) -> tuple[int, tuple[str, ...]]:
-        """Of the oldest states."""
+    def let_go(self) -> tuple[int, tuple[str, ...]]:
+        """Of the oldest states, as many as there are too many."""
         kept, blobs_of = self._kept, self._blobs_of
+        surplus = len(kept) - self._history
         gone = {name for seq in kept[:surplus] for name in blobs_of.pop(seq, ())}
         del kept[:surplus]
         if gone:

@@ -23,7 +23,7 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
     """Run steps until one has ended of which there is more to say: that one, and how it ended. True if there is
     something to do before the next, False if the execution has come to its end."""
     book, inbox, seat, crew, scope = runner.book, runner.inbox, runner.seat, runner.crew, runner.scope
-    steps, outbox, by_name = book.steps, book.outbox, crew.registry.by_name
+    steps, outbox, stages = book.steps, book.outbox, crew.registry.stages
     last, attempt = len(steps) - 1, None
     while True:
         index = book.head.step
@@ -31,11 +31,12 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
             return True
         if LEFT and LEFT.get(runner.key):
             return True
-        step, following = by_name.get(steps[index]), None if index == last else by_name.get(steps[index + 1])
-        if step is None or step.timeout is not None or not seat.take_at_once(runner):
+        names = steps[index], None if index == last else steps[index + 1]
+        stage = stages.get(names) or crew.registry.stage(*names)
+        if stage is None or not seat.take_at_once(runner):
             return True
+        step, plain = stage
         try:
-            plain = step.gives_plain if following is None else following.takes_plain
             state = book.state(step.state_type)
         except (CodecError, RegistrationError):  # it is read again, and then it is said
             return True
