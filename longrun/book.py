@@ -60,6 +60,18 @@ Event = tuple[EventType, dict[str, Any]]
 class Book:
     """One owned execution, as of the newest write handed over."""
 
+    # What stands here costs nothing until it is set.
+    progress: Progress | None = None
+    result: Any = MISSING
+    """Once its end is durable: the object that the last step returned."""
+    on_progress: Callable[[], object] | None = None
+    """Called when durable progress has cleared the count of crashes."""
+    _ledger: Ledger | None = None
+    _unsaved_blobs: Mapping[str, bytes] = EMPTY
+    _events: tuple[Event, ...] = ()
+    _clear = False
+    _breathe_at = 0.0
+
     def __init__(self, executor: Crew, loaded: Loaded, value: Any = MISSING) -> None:
         self._executor = executor
         self._clock = executor.clock
@@ -73,25 +85,17 @@ class Book:
         self.id = loaded.definition.id
         self.steps = self.definition.steps
         self.head = loaded.head
-        self._ledger = Ledger(loaded.entries) if loaded.entries else None
+        if loaded.entries:
+            self._ledger = Ledger(loaded.entries)
         self._loop, self._bus = executor.loop, executor.bus
         self.outbox = Outbox(executor, self.id, executor.loop, self._tell)
-        self.progress: Progress | None = None
         self._value = value
-        self.result: Any = MISSING
-        """Once its end is durable: the object that the last step returned."""
         self._crossed: Boundary | Move = loaded.boundary
         self._blobs = loaded.blobs
         self._snapshots = Snapshots(executor.config.retention.history)
         self._snapshots.restore(loaded.boundary.data or b"null", loaded.blobs, loaded.kept)
         self._unsaved: list[Boundary] = []
-        self._unsaved_blobs: Mapping[str, bytes] = EMPTY
-        self._events: tuple[Event, ...] = ()
-        self._clear = False
         self._saved_at = self._clock.monotonic()
-        self._breathe_at = 0.0
-        self.on_progress: Callable[[], object] | None = None
-        """Called when durable progress has cleared the count of crashes."""
 
     def _with_steps(self, definition: Definition) -> tuple[Definition, Given]:
         """What was submitted by the name of its workflow alone gets its steps from whoever first runs it."""

@@ -12,7 +12,7 @@ import abc
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
@@ -297,9 +297,9 @@ class ControlRoom(Desk, abc.ABC):
 
     # what differs between an executor and a client
 
-    def away(self) -> AbstractAsyncContextManager[Any]:
-        """What to enter while waiting for another execution."""
-        return nullcontext()
+    def away(self) -> AbstractAsyncContextManager[Any] | None:
+        """What to enter while waiting for another execution, if anything."""
+        return None
 
     async def deliver(self, id: str) -> None:
         """Hand the messages of an execution to its runner, if it runs here."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -387,10 +387,10 @@ class Crew(Starting):
         busy = sum(not runner.seat.is_away for runner in self.runners.values())
         return max(0, self.config.max_concurrency - busy)
 
-    def away(self) -> AbstractAsyncContextManager[Any]:
+    def away(self) -> AbstractAsyncContextManager[Any] | None:
         """A step that waits for another execution gives its place and its trial up: the other may need them."""
         runner = self.runners.get(inside.get() or "")
-        return nullcontext() if runner is None or not runner.in_step else runner.seat.away(runner)
+        return None if runner is None or not runner.in_step else runner.seat.away(runner)
 
     async def deliver(self, id: str) -> None:
         """Messages wait for an execution owned here: hand them to its runner, or wake it up if it rests."""

@@ -18,7 +18,7 @@ from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import ConfigError, CorruptDataError, ExecutionNotFoundError, InvalidStateError
 from longrun.records import FOREVER, Checkpoint, Execution, ExecutionState, Progress, StepRecord, check_id
 from longrun.registry import StepRegistry, Workflow
-from longrun.snapshot import Snapshots, decode_state
+from longrun.snapshot import Snapshot, decode_state, take_first
 from longrun.stored import TRACE, Boundary, Create, Definition, Head, Loaded, Query, shown_metadata, was_waiting
 from longrun.stores.store import CheckpointStore
 from longrun.stranded import living, may_be_stranded, stranded
@@ -183,7 +183,8 @@ class Desk:
             parent_id=parent_id,
             created=head.updated,
         )
-        return create(self._traced(definition), head, state, Any if step is None else step.state_type)
+        kind, plain = (Any, True) if step is None else (step.state_type, step.takes_plain)
+        return create(self._traced(definition), head, take_first(state, kind, head.seq, plain=plain))
 
     def _traced(self, definition: Definition, origin: str | None = None) -> Definition:
         trace = None if self.telemetry is None else self.telemetry.creating(definition, origin)
@@ -230,7 +231,8 @@ class Desk:
             parent_id=None,
         )
         definition = self._traced(definition, loaded.definition.metadata.get(TRACE))
-        return create(definition, head, state, kind, name=boundary.name if head.step >= len(definition.steps) else None)
+        name = boundary.name if head.step >= len(definition.steps) else None
+        return create(definition, head, take_first(state, kind, head.seq, plain=False), name)
 
     def first_head(self, state: ExecutionState, *, owner: str | None = None, due: float | None = None) -> Head:
         now = round(self.clock.now(), 6)
@@ -252,14 +254,11 @@ def random_start() -> int:
     return chance.bits(48)
 
 
-def create(
-    definition: Definition, head: Head, state: Any, annotation: Any, kind: str = "start", name: str | None = None
-) -> Create:
+def create(definition: Definition, head: Head, snapshot: Snapshot, name: str | None = None) -> Create:
     """A new execution at the position of `head`. Behind the last step, `name` is the one whose state it begins with."""
-    snapshot = Snapshots(1).take(state, annotation, head.seq)
     boundary = Boundary(
         seq=head.seq,
-        kind=kind,
+        kind="start",
         step=head.step,
         name=name,
         started=head.updated,

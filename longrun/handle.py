@@ -38,12 +38,12 @@ class ExecutionHandle:
     """What `start`, `submit` and `fork` return."""
 
     def __init__(
-        self, room: ControlRoom, id: str, *, away: Callable[[], AbstractAsyncContextManager[Any]] | None = None
+        self, room: ControlRoom, id: str, *, away: Callable[[], AbstractAsyncContextManager[Any] | None] | None = None
     ) -> None:
         self._room = room
         self.id = id
         self._away = away or room.away
-        """What to enter while waiting: a step that waits for its child gives its place back meanwhile."""
+        """What to enter while waiting, if anything: a step that waits for its child gives its place back meanwhile."""
         self._is_child = away is not None
 
     def __repr__(self) -> str:
@@ -59,9 +59,10 @@ class ExecutionHandle:
     async def result(self, *, timeout: float | None = None) -> Any:
         """Wait for the end and give its result; raise `ExecutionFailedError`, `ExecutionCancelledError` or
         `ExecutionBlockedError` if there is none, and `TimeoutError` if it has not ended after so many seconds."""
-        async with self._away():
-            if timeout is None:
-                return await self._result()
+        away = self._away()
+        if away is None and timeout is None:
+            return await self._result()
+        async with away or contextlib.nullcontext():
             with anyio.fail_after(check_timeout(timeout)):
                 return await self._result()
 
@@ -79,7 +80,7 @@ class ExecutionHandle:
         """Wait until it is in one of `states` (default: until it has ended), or has ended otherwise. `TimeoutError` if
         it is not after so many seconds; the execution goes on all the same."""
         wanted = check_states(states) or frozenset()
-        async with self._away():
+        async with self._away() or contextlib.nullcontext():
             with anyio.fail_after(check_timeout(timeout)):
                 loaded = await self._room.until(self.id, wanted, wakes=self._is_child)
         forecast = self._room.forecaster.at_once(loaded.definition, loaded.head)

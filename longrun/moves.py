@@ -81,7 +81,7 @@ class Final(Passed):
 
 class Move(Lean, Save):
     """A save that crosses one boundary, from a step to the one that stands behind it, and does nothing else. What the
-    boundary says that the head does not are `name`, `started` and `data`."""
+    boundary says that the head does not are `name`, `started` and `data`, which is JSON."""
 
     __slots__ = ("_boundary", "data", "name", "started")
 

@@ -49,6 +49,12 @@ class Courier(Protocol):
 
 
 class Outbox:
+    # What stands here costs nothing until it is set.
+    lost: LongrunError | None = None
+    """Why nothing can be written any more: the lease is lost, or the store refuses for good."""
+    _failure: LongrunError | None = None
+    _flying = _tries = 0
+
     def __init__(self, courier: Courier, execution_id: str, loop: Loop, tell: Callable[[Save, Any], object]) -> None:
         """`tell` is called with every write that has become durable and with what was pushed along with it, unless that
         was `QUIET`."""
@@ -57,11 +63,6 @@ class Outbox:
         self._id = execution_id
         self._tell = tell
         self._pending: list[tuple[Save, Any, Done]] = []
-        self._flying = 0
-        self._failure: LongrunError | None = None
-        self._tries = 0
-        self.lost: LongrunError | None = None
-        """Why nothing can be written any more: the lease is lost, or the store refuses for good."""
 
     def push(self, save: Save, told: Any, done: Done) -> None:
         """Hand a write over; `done` gets None when it is durable, or why it never will be."""
@@ -102,7 +103,8 @@ class Outbox:
         if self.lost is not None:
             return
         if error is None and self._failure is None:
-            self._tries = 0
+            if self._tries:
+                self._tries = 0
             save, told, done = self._pending.pop(0)
             if told is not QUIET:
                 self._tell(save, told)

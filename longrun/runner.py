@@ -47,6 +47,15 @@ DELAYS = RetryPolicy()
 class Runner:
     """One owned execution, and the step it is in."""
 
+    # What stands here costs nothing until it is set.
+    attempt: Attempt | None = None
+    """The step in flight, while it can be stopped."""
+    running: Attempt | None = None
+    """The step in flight, or the last one if it was cut short."""
+    scope: anyio.CancelScope
+    _cut: tuple[Step, Outcome] | None = None
+    _wake = RUNG
+
     def __init__(
         self,
         executor: Crew,
@@ -69,14 +78,7 @@ class Runner:
         """Whether the pass at start claimed it: what is paused or blocked goes on without being asked to."""
         self._course = Course(executor, self.book)
         self._damage = loaded.damage
-        self.attempt: Attempt | None = None
-        """The step in flight, while it can be stopped."""
-        self.running: Attempt | None = None
-        """The step in flight, or the last one if it was cut short."""
-        self.scope: anyio.CancelScope
-        self._cut: tuple[Step, Outcome] | None = None
         self.loop, self.thread = executor.loop, executor.thread
-        self._wake = RUNG
         self.seat = Seat(executor, self.book)
 
     # from outside

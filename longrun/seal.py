@@ -75,15 +75,15 @@ class Seal:
         self._allow_plain = allow_plain
         self._limit = limit
         self._level = level
-        self._untouched = -1 if key is not None else limit if compress_over is None else min(limit, compress_over)
-        """Up to this many bytes are stored as they are, if they do not look like a frame."""
+        self.untouched = -1 if key is not None else limit if compress_over is None else min(limit, compress_over)
+        """Up to this many bytes are stored as they are, if they do not look like a frame; JSON never does."""
 
     def __repr__(self) -> str:
         return f"Seal(compress_over={self._compress_over}, encrypted={self._key is not None})"
 
     def leaves_alone(self, data: bytes) -> bool:
         """Whether `wrap` would give these bytes back as they are, as it does with small plain JSON."""
-        return len(data) <= self._untouched and (not data or data[0] > _LAST_VERSION)
+        return len(data) <= self.untouched and (not data or data[0] > _LAST_VERSION)
 
     @property
     def encrypts(self) -> bool:

@@ -36,15 +36,17 @@ class Sitter(Protocol):
 
 
 class Seat:
+    # What stands here costs nothing until it is set.
+    place: Ticket | None = None
+    """Among those that run, or in the queue for that."""
+    accused = 0
+    """The crashes that are held against it once its trial begins."""
+    _trial: Ticket | None = None
+    _absences = 0
+    _closed = False
+
     def __init__(self, crew: Crew, book: Book) -> None:
         self._crew, self._book = crew, book
-        self.place: Ticket | None = None
-        """Among those that run, or in the queue for that."""
-        self._trial: Ticket | None = None
-        self.accused = 0
-        """The crashes that are held against it once its trial begins."""
-        self._absences = 0
-        self._closed = False
 
     def take_at_once(self, sitter: Sitter) -> bool:
         """Whether there is a place to run steps, and nothing to be done first."""

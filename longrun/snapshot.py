@@ -33,6 +33,14 @@ class Snapshot:
     size: int
 
 
+def take_first(value: Any, annotation: Any, seq: int, *, plain: bool) -> Snapshot:
+    """The state that an execution begins with. `plain`: the annotation leaves it to the value how it is stored."""
+    data = codec.dumps_flat(value) if plain else None
+    if data is None or len(data) > WHOLE_LIMIT:
+        return Snapshots(1).take(value, annotation, seq)
+    return Snapshot(data, (), EMPTY, len(data))
+
+
 class _Part:
     __slots__ = ("data", "name", "value")
 

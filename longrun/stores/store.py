@@ -297,7 +297,7 @@ class CheckpointStore:
     def _sealed(self, write: Write) -> Write:
         seal = self._seal
         if type(write) is Move:
-            if seal.leaves_alone(write.data):
+            if len(write.data) <= seal.untouched:
                 return write
             return attrs.evolve(write, boundaries=(self._sealed_boundary(write.id, write.boundary),))
         if isinstance(write, Save):
