@@ -6,8 +6,8 @@ The map follows a measurement; imports only go down this list.
                run: rounds, interleaved; peers: other libraries, where installed
     place      places     a fresh directory, database or server for each measurement
     measure    child      one measurement in a process of its own; helpers: processes that it starts itself
-    jobs       steps (J1, J1x10, J2), large (J3), recovery (J4), cold (J5), parked (J6), latency (J7), items (J8),
-               workers (J9); bare: the same work without a library
+    jobs       steps (J1, J1x10, J2, J2x5), large (J3), recovery (J4), cold (J5), parked (J6), latency (J7),
+               items (J8), workers (J9); bare: the same work without a library
     tell       plots      the pictures; page: the table on a page; results: medians, spread, ratios, goals, JSON;
                machine: what it ran on
 

@@ -26,6 +26,7 @@ MODULES = {
     "J1": "steps",
     "J1x10": "steps",
     "J2": "steps",
+    "J2x5": "steps",
     "J3": "large",
     "J4": "recovery",
     "J5": "cold",

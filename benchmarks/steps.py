@@ -195,6 +195,20 @@ def rows_j2(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
     ]
 
 
+def rows_j2x5(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
+    return [
+        Row(
+            job="J2x5",
+            store=store,
+            what=f"{sizes['executions']:,} × {sizes['steps']} steps",
+            unit="steps/s",
+            ours=column(samples, "longrun", "steps_per_s"),
+            bare=column(samples, "bare", "steps_per_s"),
+            durable=DURABLE[store],
+        )
+    ]
+
+
 JOBS = {
     "J1": Job(
         name="J1",
@@ -225,5 +239,13 @@ JOBS = {
         full={"executions": 1000, "steps": 10},
         short={"executions": 300, "steps": 10},
         short_without=("store",),
+    ),
+    "J2x5": Job(
+        name="J2x5",
+        title="the same with five times the steps: starts and ends, of which the bare loop has none, weigh less",
+        roles=("longrun", "bare"),
+        measure=measure,
+        rows=rows_j2x5,
+        full={"executions": 1000, "steps": 50},
     ),
 }

@@ -25,6 +25,7 @@ SMALL: dict[str, dict[str, int]] = {
     "J1": {"executions": 1, "steps": 5},
     "J1x10": {"executions": 1, "steps": 3},
     "J2": {"executions": 4, "steps": 3},
+    "J2x5": {"executions": 2, "steps": 5},
     "J3": {"kib_steps": 3, "mib_steps": 2},
     "J4": {"executions": 4, "beside": 6},
     "J5": {"times": 1},

@@ -127,6 +127,7 @@ async def test_what_cannot_be_cleared_fails_nobody_and_is_tried_again(
     async with Executor(registry, store=store, clock=clock, config=A_DAY) as executor:
         while await store.exists("old"):
             clock.advance(100)
+            await anyio.wait_all_tasks_blocked()
         assert await (await executor.start("one", 1)).result() == 2
     assert looks[1] - looks[0] == pytest.approx(3600, abs=200)
     [line] = [line for line in caplog.messages if line.startswith("retention.")]
