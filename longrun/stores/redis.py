@@ -15,7 +15,6 @@ import attrs
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import ConfigError, CorruptDataError, NewerFormatError, StoreSettingsError
 from longrun.logging import get_logger
-from longrun.moves import Move
 from longrun.records import ExecutionState
 from longrun.seal import Seal
 from longrun.stored import (
@@ -50,6 +49,8 @@ DELETED = 100
 """Executions that one call removes."""
 LONGEST_TTL = 1e12
 """Seconds. The server counts milliseconds, and has no number for much more."""
+_NAMING = frozenset({Save})
+"""What can set steps. Moves and ends cannot."""
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
 
@@ -136,7 +137,7 @@ class RedisBackend(StoreBackend):
     def _renamed(self, batch: Sequence[Write]) -> dict[int, Definition]:
         """What saves that set steps make of definitions: rare, so that reading those first does not matter."""
         found: dict[int, Definition] = {}
-        if set(map(type, batch)) == {Move}:
+        if _NAMING.isdisjoint(map(type, batch)):
             return found
         for place, write in enumerate(batch):
             if isinstance(write, Save) and write.steps is not None:
