@@ -38,7 +38,7 @@ _STATES = tuple(ExecutionState)
 _BY_NAME = {state.value: state for state in _STATES}
 _NUMBERS = {state: number for number, state in enumerate(_STATES)}
 _NO_TEXTS: tuple[None, None, None, None] = (None, None, None, None)
-_ROW_START = len(b"01234567 0 ")
+_CRC_TEXT, _ROW_START = len(b"01234567 "), len(b"01234567 0 ")
 
 
 def blanks(length: int, digits: int, times: tuple[int, ...]) -> bytes:
@@ -202,7 +202,12 @@ def steps_bytes(definition: Definition) -> bytes:
 
 
 def steps_from(id: str, value: bytes | None) -> tuple[str, ...]:
-    return tuple(_from_json(unframed(id.encode() + b"\0steps", value)))
+    return _known_steps(unframed(id.encode() + b"\0steps", value))
+
+
+@lru_cache(16)
+def _known_steps(text: bytes) -> tuple[str, ...]:
+    return tuple(_from_json(text))
 
 
 # heads
@@ -367,6 +372,17 @@ def _row_rest(id: str, value: bytes | None) -> bytes:
     return rest
 
 
+def names_in(id: str, flat: Sequence[bytes]) -> list[tuple[int, tuple[str, ...]]]:
+    """Of some rows, number and row in turn, the numbers and the names of their blobs."""
+    found: list[tuple[int, tuple[str, ...]]] = []
+    start = crc32(id.encode())
+    for number, row in zip(flat[::2], flat[1::2], strict=True):
+        seq, rest = int(number), row[_CRC_TEXT:]
+        plain = rest.startswith(b"0 ") and row.startswith(b"%08x " % crc32(rest, start))
+        found.append((seq, () if plain and _SEQ.unpack_from(rest, 2)[0] == seq else row_names(id, seq, row)))
+    return found
+
+
 def row_names(id: str, seq: int, value: bytes | None) -> tuple[str, ...]:
     """Only the names of its blobs."""
     length, _, body = _row_rest(id, value).partition(b" ")
@@ -451,8 +467,11 @@ def unpacked(reply: Sequence[bytes]) -> list[bytes | None]:
     body, at = reply[1], 0
     values: list[bytes | None] = []
     for length in map(int, reply[0].split()):
-        values.append(body[at : at + length] if length >= 0 else None)
-        at += max(0, length)
+        if length < 0:
+            values.append(None)
+        else:
+            values.append(body[at : at + length])
+            at += length
     return values
 
 

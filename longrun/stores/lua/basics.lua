@@ -15,15 +15,15 @@ local base = KEYS[1]
 local call = redis.call
 local match, sub, byte = string.match, string.sub, string.byte
 
--- Numbers of the boundaries that have their state, in order.
+-- Numbers of the boundaries that have their state, in order; and by number the field of each.
 local function states_of(id)
-  local kept = {}
+  local kept, fields = {}, {}
   for _, field in ipairs(call('HKEYS', base .. 'x:' .. id)) do
-    local seq = tonumber(match(field, '^s(%d+)$') or '')
-    if seq then kept[#kept + 1] = seq end
+    local seq = byte(field) == 115 and tonumber(sub(field, 2))
+    if seq then kept[#kept + 1], fields[seq] = seq, field end
   end
   table.sort(kept)
-  return kept
+  return kept, fields
 end
 
 -- An id as the names of indexes have it: `wire.named`.

@@ -245,12 +245,23 @@ local function move(id, f, state, wake, owner, woken, new_state, new_wake, new_o
   end
 end
 
+-- Numbers as text: most come again and again, and to make one takes longer than to look.
+local texts = {}
+local function text_of(number)
+  local text = texts[number]
+  if not text then
+    text = tostring(number)
+    texts[number] = text
+  end
+  return text
+end
+
 -- Many values as two, their lengths and all their bytes: the driver's time goes with the number of values.
 local function packed(values)
   local lengths, present = {}, {}
   for n = 1, #values do
     local value = values[n]
-    lengths[n] = value and #value or -1
+    lengths[n] = text_of(value and #value or -1)
     if value then present[#present + 1] = value end
   end
   return { table.concat(lengths, ' '), table.concat(present) }

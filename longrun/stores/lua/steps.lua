@@ -32,8 +32,9 @@ end
 
 local function strip(id, from)
   local gone = {}
-  for _, seq in ipairs(states_of(id)) do
-    if seq < from then gone[#gone + 1] = 's' .. seq end
+  local kept, fields = states_of(id)
+  for _, seq in ipairs(kept) do
+    if seq < from then gone[#gone + 1] = fields[seq] end
   end
   call_with_all('HDEL', base .. 'x:' .. id, gone)
 end
