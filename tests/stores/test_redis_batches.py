@@ -300,3 +300,34 @@ def test_scripts_that_are_forgotten_between_two_calls(opened: Opened, client: An
     done(backend, *(move(new.id, new.head) for new in news))
     done(backend, *(end(new.id, move(new.id, new.head).head) for new in news))
     assert backend.count(Query())[S.COMPLETED] == 1500
+
+
+def submitted(**fields: Any) -> Create:
+    return create("a", S.INITIALIZED, steps=(), total=0, **fields)
+
+
+def test_what_was_claimed_is_not_read_again_to_name_its_steps(opened: Opened, client: Any) -> None:
+    """A submission is one round trip nearer to its first step; what is stored is the same."""
+    backend = opened()
+    new = submitted(metadata={"k": "v"})
+    created(backend, new)
+    (given,) = backend.claim(claim("me"))
+    client.config_resetstat()
+    done(backend, change("a", given.head, steps=("one", "two"), version="3"))
+    assert "cmdstat_hget" not in client.info("commandstats")
+    right = attrs.evolve(new.definition, steps=("one", "two"), total=2, version="3")
+    assert loaded(backend, "a").definition == right
+
+
+def test_a_start_takes_the_place_of_what_was_claimed(opened: Opened) -> None:
+    backend, other = opened(), opened()
+    other._link.base = backend._link.base
+    created(backend, submitted(metadata={"k": "old"}))
+    backend.claim(claim("me"))
+    (taken,) = other.claim(claim("other", dead=frozenset({"me"}), states=frozenset({S.INITIALIZED})))
+    done(other, end("a", taken.head))
+    assert other.delete(["a"]) == [True]
+    new = owned("a", steps=(), total=0, metadata={"k": "new"})
+    created(backend, new)
+    done(backend, change("a", new.head, steps=("one",)))
+    assert loaded(backend, "a").definition.metadata == {"k": "new"}
