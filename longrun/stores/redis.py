@@ -15,7 +15,6 @@ import attrs
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import ConfigError, CorruptDataError, NewerFormatError, StoreSettingsError
 from longrun.logging import get_logger
-from longrun.moves import Move
 from longrun.records import ExecutionState
 from longrun.seal import Seal
 from longrun.stored import (
@@ -50,6 +49,8 @@ DELETED = 100
 """Executions that one call removes."""
 LONGEST_TTL = 1e12
 """Seconds. The server counts milliseconds, and has no number for much more."""
+_NAMING = frozenset({Save})
+"""What can set steps. Moves and ends cannot."""
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
 
@@ -79,6 +80,9 @@ class RedisBackend(StoreBackend):
         self._reader, self._finder, self._watch = Reader(self._link), Finder(self._link), Watch(self._link)
         self._number = 0
         self._unanswered: dict[str, tuple[int, Claim]] = {}
+        self._unnamed: dict[str, Definition] = {}
+        """Of what was claimed last and has no steps: most likely its owner sets them next. If another one did so in
+        between, the save with these is refused for its fence."""
         self._log = get_logger(store=self.kind, prefix=prefix)
 
     # life
@@ -136,12 +140,15 @@ class RedisBackend(StoreBackend):
     def _renamed(self, batch: Sequence[Write]) -> dict[int, Definition]:
         """What saves that set steps make of definitions: rare, so that reading those first does not matter."""
         found: dict[int, Definition] = {}
-        if set(map(type, batch)) == {Move}:
+        for write in batch if self._unnamed else ():
+            if isinstance(write, Create):  # another one of that id, if it is made
+                self._unnamed.pop(write.id, None)
+        if _NAMING.isdisjoint(map(type, batch)):
             return found
         for place, write in enumerate(batch):
             if isinstance(write, Save) and write.steps is not None:
                 made = (one.definition for one in batch if isinstance(one, Create) and one.id == write.id)
-                definition = self._definition(write.id) or next(made, None)
+                definition = self._unnamed.pop(write.id, None) or self._definition(write.id) or next(made, None)
                 if definition is not None:
                     found[place] = named(definition, write.steps, write.version)
         return found
@@ -187,6 +194,8 @@ class RedisBackend(StoreBackend):
                 self._block(id, fences[id], loaded)
             elif (loaded.head.fence, loaded.head.owner) == (fences[id], owner):
                 found.append(loaded)
+        if found:
+            self._unnamed = {one.definition.id: one.definition for one in found if not one.definition.steps}
         return found
 
     def _block(self, id: str, fence: int, error: CorruptDataError) -> None:

@@ -17,9 +17,9 @@ from longrun.errors import (
     SignalQueueFullError,
     WriteOrderError,
 )
-from longrun.moves import Move
+from longrun.moves import End, Move
 from longrun.stored import Boundary, Create, Definition, Head, Save, Send, Write
-from longrun.stores._redis import moves, wire
+from longrun.stores._redis import moves, starts, wire
 from longrun.stores._redis.strings import NONE as _NONE
 from longrun.stores._redis.strings import number as _number
 from longrun.stores._redis.strings import string as _string
@@ -56,9 +56,14 @@ def chunks(batch: Sequence[Write], renamed: Mapping[int, Definition]) -> Iterato
     """`renamed` has, by its place in the batch, what each save that sets steps makes of the definition."""
     chunk = Chunk()
     for place, write in enumerate(batch):
-        if type(write) is Move and (size := moves.add(chunk.parts, write)) >= 0:
+        kind = type(write)
+        if (kind is Move or kind is End) and (size := moves.add(chunk.parts, write)) >= 0:  # type: ignore[arg-type]
             chunk.count += 12
             chunk.size += size
+        elif kind is Create and (size := starts.add(chunk.parts, write)) >= 0:  # type: ignore[arg-type]
+            chunk.count += 14
+            chunk.size += size
+            chunk.comparable = False
         elif isinstance(write, Save):
             _save(chunk, write, renamed.get(place))
         elif isinstance(write, Create):

@@ -66,7 +66,7 @@ _SETTINGS = {
 def script(name: str) -> tuple[str, str]:
     """A script of this package with what all of them share before it, and its SHA-1."""
     directory = importlib.resources.files("longrun.stores") / "lua"
-    parts = ("steps", "common", name) if name == "commit" else ("common", name)
+    parts = ("basics", "steps", "starts", "common", name) if name == "commit" else ("basics", "common", name)
     texts = [(directory / f"{part}.lua").read_text("utf-8") for part in parts]
     text = "".join([f"local KEYS_REMEMBERED = {KEYS_REMEMBERED}\n", *texts])
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

@@ -161,18 +161,18 @@ def _sound(id: str, raw: list[Any]) -> Loaded:
     found = wire.definition_from(id, definition, wire.steps_from(id, steps))
     if record != wire.index_record(found) or not flat_states:
         raise DamagedError
-    kept = [(int(n), wire.row_names(id, int(n), row)) for n, row in wire.pairs(flat_rows).items()]
+    kept = wire.names_in(id, flat_rows)
     seq = int(flat_states[0][1:])
     if not kept or kept[-1][0] != seq:
         raise DamagedError
     newest = wire.row_from(id, seq, flat_rows[-1])
     stored = wire.pairs(blobs)
-    data = wire.unframed(wire.state_identity(id, seq), flat_states[1])
+    newest.data = wire.unframed(wire.state_identity(id, seq), flat_states[1])
     waiting = [wire.message_from(id, number, value) for number, value in wire.pairs(messages).items()]
     return Loaded(
         definition=found,
         head=wire.head_from(id, control, head_value),
-        boundary=attrs.evolve(newest, data=data),
+        boundary=newest,
         blobs={name: _blob(id, name, stored) for name in newest.blobs},
         entries={
             wire.text_of(key): wire.unframed(wire.entry_identity(id, key), value)

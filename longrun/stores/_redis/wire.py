@@ -32,13 +32,13 @@ CRC = struct.Struct("<I")
 HEAD = struct.Struct("<B?7q7d")
 ROW = struct.Struct("<7q2d")
 _SEQ = struct.Struct("<q")
+_DOUBLE, _BITS, _SIGN = struct.Struct(">d"), struct.Struct(">Q"), 1 << 63
 _NAN = math.nan
 _STATES = tuple(ExecutionState)
 _BY_NAME = {state.value: state for state in _STATES}
 _NUMBERS = {state: number for number, state in enumerate(_STATES)}
-_NAMES = {state: state.value for state in _STATES}
 _NO_TEXTS: tuple[None, None, None, None] = (None, None, None, None)
-_ROW_START = len(b"01234567 0 ")
+_CRC_TEXT, _ROW_START = len(b"01234567 "), len(b"01234567 0 ")
 
 
 def blanks(length: int, digits: int, times: tuple[int, ...]) -> bytes:
@@ -88,15 +88,25 @@ def owner_name(owner: str) -> bytes:
 
 def rank(definition: Definition) -> str:
     """Sorts by its letters as a claim does: highest priority first, then oldest."""
-    (bits,) = struct.unpack(">q", struct.pack(">d", definition.created))
-    age = bits ^ (1 << 63) if bits >= 0 else ~bits & 0xFFFFFFFFFFFFFFFF
-    urgency = (1 << 63) - 1 - min(max(definition.priority, -(1 << 63)), (1 << 63) - 1)
-    return f"{urgency:016x}{age & 0xFFFFFFFFFFFFFFFF:016x}"
+    (bits,) = _BITS.unpack(_DOUBLE.pack(definition.created))
+    age = bits | _SIGN if bits < _SIGN else ~bits & 0xFFFFFFFFFFFFFFFF
+    return f"{_urgency(definition.priority)}{age:016x}"
 
 
-def index_record(definition: Definition) -> bytes:
+@lru_cache(256)
+def _urgency(priority: int) -> str:
+    return f"{_SIGN - 1 - min(max(priority, -_SIGN), _SIGN - 1):016x}"
+
+
+def index_record(definition: Definition, moment: str | None = None) -> bytes:
+    """`moment` is when it was made as text, which takes longest, where that is known."""
     d = definition
-    return f"{rank(d)} {d.created!r} {named(d.queue)} {named(d.workflow)} {named(d.parent_id)}".encode()
+    return f"{rank(d)} {moment or repr(d.created)} {_place(d.queue, d.workflow, d.parent_id)}".encode()
+
+
+@lru_cache(4096)
+def _place(queue: str, workflow: str, parent_id: str | None) -> str:
+    return f"{named(queue)} {named(workflow)} {named(parent_id)}"
 
 
 # framed values: states, blobs, entries
@@ -147,13 +157,14 @@ def text_of(data: bytes) -> str:
 # definitions
 
 
-def definition_bytes(definition: Definition) -> bytes:
+def definition_bytes(definition: Definition, moment: str | None = None) -> bytes:
+    """`moment` as for `index_record`."""
     d = definition
     if d.metadata or type(d.created) is not float or not math.isfinite(d.created):
         fields = [d.workflow, d.version, d.total, d.queue, d.priority, dict(d.metadata), d.parent_id, d.created]
         return framed(d.id.encode() + b"\0definition", _json(fields))
     known = _definition_start(d.workflow, d.version, d.total, d.queue, d.priority, d.parent_id)
-    return framed(d.id.encode() + b"\0definition", b"%b%b]" % (known, repr(d.created).encode()))
+    return framed(d.id.encode() + b"\0definition", b"%b%b]" % (known, (moment or repr(d.created)).encode()))
 
 
 @lru_cache(1024, typed=True)
@@ -191,7 +202,12 @@ def steps_bytes(definition: Definition) -> bytes:
 
 
 def steps_from(id: str, value: bytes | None) -> tuple[str, ...]:
-    return tuple(_from_json(unframed(id.encode() + b"\0steps", value)))
+    return _known_steps(unframed(id.encode() + b"\0steps", value))
+
+
+@lru_cache(16)
+def _known_steps(text: bytes) -> tuple[str, ...]:
+    return tuple(_from_json(text))
 
 
 # heads
@@ -214,7 +230,7 @@ def wake_text(head: Head) -> str:
 def control_bytes(id: bytes, head: Head) -> bytes:
     h = head
     owner = "-" if h.owner is None else "=" + h.owner
-    text = (f"{h.fence} {h.revision} {h.crashes} {h.seq} {h.woken:d} {_NAMES[h.state]} {wake_text(h)} {owner}").encode(
+    text = (f"{h.fence} {h.revision} {h.crashes} {h.seq} {h.woken:d} {h.state} {wake_text(h)} {owner}").encode(
         "utf-8", "surrogatepass"
     )
     return check(id + b"\0" + text) + text
@@ -356,6 +372,17 @@ def _row_rest(id: str, value: bytes | None) -> bytes:
     return rest
 
 
+def names_in(id: str, flat: Sequence[bytes]) -> list[tuple[int, tuple[str, ...]]]:
+    """Of some rows, number and row in turn, the numbers and the names of their blobs."""
+    found: list[tuple[int, tuple[str, ...]]] = []
+    start = crc32(id.encode())
+    for number, row in zip(flat[::2], flat[1::2], strict=True):
+        seq, rest = int(number), row[_CRC_TEXT:]
+        plain = rest.startswith(b"0 ") and row.startswith(b"%08x " % crc32(rest, start))
+        found.append((seq, () if plain and _SEQ.unpack_from(rest, 2)[0] == seq else row_names(id, seq, row)))
+    return found
+
+
 def row_names(id: str, seq: int, value: bytes | None) -> tuple[str, ...]:
     """Only the names of its blobs."""
     length, _, body = _row_rest(id, value).partition(b" ")
@@ -440,8 +467,11 @@ def unpacked(reply: Sequence[bytes]) -> list[bytes | None]:
     body, at = reply[1], 0
     values: list[bytes | None] = []
     for length in map(int, reply[0].split()):
-        values.append(body[at : at + length] if length >= 0 else None)
-        at += max(0, length)
+        if length < 0:
+            values.append(None)
+        else:
+            values.append(body[at : at + length])
+            at += length
     return values
 
 

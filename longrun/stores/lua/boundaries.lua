@@ -21,4 +21,4 @@ while from <= newest and #found < 2 * limit do
   end
   from = to + 1
 end
-return { found, states_of(id) }
+return { found, (states_of(id)) }

@@ -35,6 +35,46 @@ local dead = set(dead_list)
 
 local taken, given, damaged = {}, {}, {}
 
+-- What changes in an index is gathered and written at the end. Each execution is taken once, and leaves before it enters.
+local changes, changed = { ZREM = {}, ZADD = {} }, { ZREM = {}, ZADD = {} }
+
+local function gather(command, key)
+  local values = changes[command][key]
+  if not values then
+    values = {}
+    changes[command][key] = values
+    changed[command][#changed[command] + 1] = key
+  end
+  return values
+end
+
+zadd = function(key, score, member)
+  local values = gather('ZADD', key)
+  values[#values + 1], values[#values + 2] = score, member
+end
+
+zrem = function(key, member)
+  local values = gather('ZREM', key)
+  values[#values + 1] = member
+end
+
+local function write_index(command, key)
+  local values = changes[command][key]
+  for from = 1, #values, 1000 do call(command, key, unpack(values, from, math.min(from + 999, #values))) end
+end
+
+-- All that can be; what failed first.
+local function write_indexes()
+  local first
+  for _, command in ipairs({ 'ZREM', 'ZADD' }) do
+    for _, key in ipairs(changed[command]) do
+      local ok, failure = pcall(write_index, command, key)
+      if not ok then first = first or failure end
+    end
+  end
+  return first
+end
+
 local function take(id, f, part)
   local state, wake, owner = part[8], part[9], part[10]
   local crashes = tonumber(part[4])
@@ -171,9 +211,13 @@ if answered then
   return { answered, {} }
 end
 tidy()
-if limit > 0 then
-  if ids then claim_named() else claim_due() end
-end
+local ok, failure = pcall(function()
+  if limit > 0 then
+    if ids then claim_named() else claim_due() end
+  end
+end)
+local unwritten = write_indexes() -- of what was taken before a failure too: it stays taken
+if not ok or unwritten then error(failure or unwritten, 0) end
 local reply = table.concat(given, ' ')
 remember(caller, number, reply)
 return { reply, damaged }

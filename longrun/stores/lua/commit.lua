@@ -4,30 +4,24 @@
 -- ARGV: name of the caller, number of the call or "" (only saves: they are comparisons), milliseconds that what is
 -- finished is kept or "", and the writes as one MessagePack list of strings (one argument costs a tenth of thousands):
 -- kind, number of arguments, arguments, and so on. Below, ARGV is that list: `steps.lua`, which stands before this text,
--- unpacked it, and did the plain steps at its front. KEYS_REMEMBERED stands at the very top.
+-- unpacked it; it and `starts.lua` did the plain writes at its front. KEYS_REMEMBERED stands at the very top.
 
-local notable = false
-
--- What the writes change in an index is gathered and written at the end, each index once: a call costs the server more
--- than a member does. Nothing here reads what is gathered; what one write adds and a later one removes is removed.
+-- What the other writes change in an index is gathered too, and written at the end, each index once. Nothing here reads
+-- what is gathered; what one write adds and a later one removes is removed.
 local gathered, indexes = {}, {}
 
 local function gather(key, score, member)
-  local index = gathered[key]
-  if not index then
-    index = { scores = {}, places = {} }
-    gathered[key], indexes[#indexes + 1] = index, key
+  local found = gathered[key]
+  if not found then
+    found = { scores = {}, places = {} }
+    gathered[key], indexes[#indexes + 1] = found, key
   end
-  index.scores[member] = score
-  index.places[#index.places + 1] = place
+  found.scores[member] = score
+  found.places[#found.places + 1] = place
 end
 
 zadd = gather
 zrem = function(key, member) gather(key, false, member) end
-
-local function call_with_all(command, key, values)
-  for from = 1, #values, 1000 do call(command, key, unpack(values, from, math.min(from + 999, #values))) end
-end
 
 local function write_index(key)
   local added, removed = {}, {}
@@ -39,22 +33,18 @@ local function write_index(key)
       removed[#removed + 1] = member
     end
   end
-  call_with_all('ZREM', key, removed)
-  call_with_all('ZADD', key, added)
+  index(gathered[key].places, 'ZREM', key, removed)
+  index(gathered[key].places, 'ZADD', key, added)
 end
 
 local function write_indexes()
-  for _, key in ipairs(indexes) do
-    if attempt(write_index, key) == 'd' then
-      for _, broken in ipairs(gathered[key].places) do answers[#answers + 1] = broken .. '=d' end
-    end
-  end
+  for _, key in ipairs(indexes) do write_index(key) end
 end
 
-local function strip(id, from)
-  for _, seq in ipairs(states_of(id)) do
-    if seq < from then call('HDEL', base .. 'x:' .. id, 's' .. seq) end
-  end
+-- This one's indexes change here. What `starts.lua` has gathered of it comes before that; and nothing more comes there.
+local function leave_quick(id)
+  if quick[id] then write_quick() end
+  slow[id] = true
 end
 
 -- Each of these reads one list from ARGV[at] on, its length first, and returns where the next one begins.
@@ -78,8 +68,8 @@ local function put_boundaries(id, at, fields)
     rows[#rows + 1], rows[#rows + 2] = ARGV[n], ARGV[n + 1]
     if ARGV[n + 2] ~= '' then fields[#fields + 1], fields[#fields + 2] = 's' .. ARGV[n], ARGV[n + 2] end
   end
-  call_with_all('HSET', base .. 'x:' .. id, fields)
   call_with_all('HSET', base .. 'b:' .. id, rows)
+  call_with_all('HSET', base .. 'x:' .. id, fields)
   return at + 3 * count + 1
 end
 
@@ -123,6 +113,7 @@ end
 
 -- The state, the owner or the moment to wake changed: so do the indexes.
 local function reindex(id, f, woken, state, wake, owner, ended, new)
+  leave_quick(id)
   local new_woken, new_state, new_wake, new_owner = new[6], new[8], new[9], new[10]
   local over = new_state == 'completed' or new_state == 'cancelled'
   if over then
@@ -156,19 +147,25 @@ local function compare(id, old, fence, revision)
   return nil, woken, rest, state, wake, owner
 end
 
--- A step that drops old states, or that is not as `save_plain` would have it.
-local function save_step(at)
-  local id = ARGV[at]
-  if not save_plain(at) then
-    local new = { match(ARGV[at + 1], CONTROL) }
-    local refusal, woken, rest, state, wake, owner = compare(id, call('HGET', base .. 'x:' .. id, 'c'), new[2], new[3])
-    if refusal then return refusal end
-    local f = (rest ~= new[7] or woken ~= new[6]) and facts_of(id)
-    put_step(at)
-    if f then reindex(id, f, woken, state, wake, owner, '', new) end
-  end
-  if ARGV[at + 9] ~= '' then strip(id, tonumber(ARGV[at + 9])) end
+-- A step or an end that is not as `save_plain` or `end_plain` would have it.
+local function save_changed(at, ended)
+  local id, keep = ARGV[at], ARGV[at + 9]
+  local new = { match(ARGV[at + 1], CONTROL) }
+  local refusal, woken, rest, state, wake, owner = compare(id, call('HGET', base .. 'x:' .. id, 'c'), new[2], new[3])
+  if refusal then return refusal end
+  local f = (rest ~= new[7] or woken ~= new[6] or FINISHED[new[8]]) and facts_of(id)
+  put_step(at)
+  if f then reindex(id, f, woken, state, wake, owner, ended, new) end
+  if keep ~= '' then strip(id, tonumber(keep)) end
   return ''
+end
+
+local function save_step(at)
+  return save_plain(at) or save_changed(at, '')
+end
+
+local function save_end(at)
+  return end_plain(at) or save_changed(at, ARGV[at + 3])
 end
 
 -- Any other save. ARGV: id, control, head, ended or "", then what `apply_rest` takes.
@@ -186,9 +183,12 @@ end
 
 -- ARGV: id, control, head, ended or "", definition, step names, index record, boundaries, blobs.
 local function create(at)
+  local done = create_plain(at)
+  if done then return done end
   local id, control = ARGV[at], ARGV[at + 1]
   local x = base .. 'x:' .. id
   if call('EXISTS', x) == 1 then return 'x' end
+  leave_quick(id)
   if call('HEXISTS', base .. 'i:gone:facts', id) == 1 then forget(id) end
   local f = facts(ARGV[at + 6])
   local new = { match(control, CONTROL) }
@@ -215,6 +215,7 @@ local function remember_key(id, key, message)
 end
 
 local function rouse(id, f, part)
+  leave_quick(id)
   local control = sealed(id, table.concat({ part[2], part[3], part[4], part[5], '1', part[7] }, ' '))
   call('HSET', base .. 'x:' .. id, 'c', control)
   move(id, f, part[8], part[9], part[10], '0', part[8], part[9], part[10], '1')
@@ -253,24 +254,15 @@ local function send(at)
   return 'm' .. count
 end
 
-if number ~= '' then
-  local answered = recall(caller, number)
-  if answered then return answered end
-end
-local writes = { S = save_step, s = save, c = create, m = send }
+local writes = { S = save_step, E = save_end, s = save, c = create, m = send }
 while ARGV[at] do
   local ok, answer = pcall(attempt, writes[ARGV[at]], at + 2)
-  if not ok then -- what was written before stays, and so its indexes must follow
+  if not ok then
+    write_quick()
     write_indexes()
     error(answer, 0)
   end
-  if answer ~= '' then answers[#answers + 1] = place .. '=' .. answer end
-  place = place + 1
-  at = at + 2 + tonumber(ARGV[at + 1])
+  answered(answer)
 end
 write_indexes()
-local reply = table.concat(answers, ' ')
-if number ~= '' then remember(caller, number, reply) end
--- All is written by now: who may not say so has written it all the same, and others find it by looking.
-if notable then redis.pcall('PUBLISH', base .. 'changes', caller) end
-return reply
+return finished()

@@ -1,19 +1,4 @@
--- What every script shares: the names of keys, the control record, and the indexes that follow from it.
--- This text comes before each script. No script is ever built from a value: values come in ARGV alone.
---
--- KEYS[1] is "{prefix}:"; the braces keep all keys of a store in one slot of a cluster. Of one execution:
---   x:<id>  hash: c control, h head, d definition, t step names, g what the indexes need, m number of the last message,
---           s<number> the state of each boundary that has one (they are few, and so a step is two writes)
---   b:<id>  hash: number of a boundary -> its row
---   o:<id>  hash: blobs    e:<id>  hash: entries    m:<id>  hash: messages    k:<id>  sorted set: keys of messages
--- The control record is the part of a head that the server itself reads and changes, as text:
---   <check> <fence> <revision> <crashes> <seq> <woken> <state> <wake> <owner>
--- <check> are 8 digits of a SHA-1 over id and text, since a script has no CRC; <wake> is a moment, or "-" for never by
--- itself; <owner> is "-" for nobody, otherwise "=" and the name.
-
-local base = KEYS[1]
-local call = redis.call
-local match, sub, byte = string.match, string.sub, string.byte
+-- The control record of an execution, and the indexes that follow from it: what every script shares.
 
 local CONTROL = '^(%x%x%x%x%x%x%x%x) (%d+) (%d+) (%d+) (%d+) ([01]) ((%a+) (%S+) (.*))$'
 local NEEDS_DUE = { initialized = true, waiting = true, resuming = true }
@@ -40,7 +25,7 @@ end
 local function facts(text)
   if not text then return nil end
   local rank, created, queue, flow, parent = match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
-  return rank and { text = text, rank = rank, created = created, queue = queue, flow = flow, parent = parent }
+  return tonumber(created) and { text = text, rank = rank, created = created, queue = queue, flow = flow, parent = parent }
 end
 
 local function known(text)
@@ -51,17 +36,6 @@ end
 
 local function facts_of(id)
   return known(call('HGET', base .. 'x:' .. id, 'g'))
-end
-
--- Numbers of the boundaries that have their state, in order.
-local function states_of(id)
-  local kept = {}
-  for _, field in ipairs(call('HKEYS', base .. 'x:' .. id)) do
-    local seq = tonumber(match(field, '^s(%d+)$') or '')
-    if seq then kept[#kept + 1] = seq end
-  end
-  table.sort(kept)
-  return kept
 end
 
 -- From when on one that nobody owns may be claimed as due; "-" for never by itself.
@@ -181,11 +155,7 @@ end
 -- A parent may ask for its children again until it has ended. What ends before it waits in i:kept:<parent>, scored by its
 -- time to live, for the end of the parent; i:freed are the parents that have ended, or are gone, while some wait.
 
--- An id as the names of indexes have it, and back: `wire.named`.
-local function name_of(id)
-  return '=' .. string.gsub(id, '[^A-Za-z0-9_.~-]', function(letter) return string.format('%%%02X', byte(letter)) end)
-end
-
+-- The other way round than `name_of`.
 local function id_of(name)
   return (string.gsub(sub(name, 2), '%%(%x%x)', function(digits) return string.char(tonumber(digits, 16)) end))
 end
@@ -275,28 +245,24 @@ local function move(id, f, state, wake, owner, woken, new_state, new_wake, new_o
   end
 end
 
+-- Numbers as text: most come again and again, and to make one takes longer than to look.
+local texts = {}
+local function text_of(number)
+  local text = texts[number]
+  if not text then
+    text = tostring(number)
+    texts[number] = text
+  end
+  return text
+end
+
 -- Many values as two, their lengths and all their bytes: the driver's time goes with the number of values.
 local function packed(values)
   local lengths, present = {}, {}
   for n = 1, #values do
     local value = values[n]
-    lengths[n] = value and #value or -1
+    lengths[n] = text_of(value and #value or -1)
     if value then present[#present + 1] = value end
   end
   return { table.concat(lengths, ' '), table.concat(present) }
-end
-
--- A call that is not a comparison by itself carries a number that grows, and its answer is remembered until the next
--- one: a repetition after a lost answer gets the same answer, and one that comes late changes nothing.
-local function recall(name, number)
-  local last = call('GET', base .. 'last:' .. name)
-  if not last then return nil end
-  local before, answer = match(last, '^(%d+) (.*)$')
-  if tonumber(before) == tonumber(number) then return answer end
-  if tonumber(before) > tonumber(number) then return redis.error_reply('STALE a later call was answered already') end
-  return nil
-end
-
-local function remember(name, number, answer)
-  call('SET', base .. 'last:' .. name, number .. ' ' .. answer, 'EX', 86400)
 end

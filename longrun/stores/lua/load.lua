@@ -37,7 +37,7 @@ end
 local values = {}
 
 local function add(list)
-  values[#values + 1] = tostring(#list)
+  values[#values + 1] = text_of(#list)
   for _, value in ipairs(list) do values[#values + 1] = value end
 end
 
@@ -48,12 +48,13 @@ local function load(id)
     return
   end
   for n = 1, 5 do values[#values + 1] = found[n] end
-  local kept, fields = {}, {}
-  for n, seq in ipairs(states_of(id)) do
-    kept[n] = string.format('%.0f', seq)
-    fields[n] = 's' .. kept[n]
+  local numbers, fields = {}, {}
+  local seqs, field_of = states_of(id)
+  for n, seq in ipairs(seqs) do
+    fields[n] = field_of[seq]
+    numbers[n] = sub(fields[n], 2)
   end
-  local rows = chosen(base .. 'b:' .. id, kept)
+  local rows = chosen(base .. 'b:' .. id, numbers)
   add(rows)
   add(chosen(base .. 'x:' .. id, all and fields or { fields[#fields] }))
   add(all and every(base .. 'o:' .. id) or chosen(base .. 'o:' .. id, blob_names(rows[#rows])))
