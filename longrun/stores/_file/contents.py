@@ -25,8 +25,10 @@ from longrun.stores._file.forms import (
     boundary_from,
     definition_form,
     definition_from,
+    ended_form,
     head_form,
     head_from,
+    passing_form,
     with_steps,
 )
 from longrun.stores._file.lines import Identity, Line, pack, pack_save, pack_twice
@@ -403,7 +405,7 @@ def move_line(identity: Identity, n: int, move: Move, mail: Mail, about: Mapping
     if started is None or not size or not head.fence or (head.owner is None and not over):
         form, row = head_form(head), boundary_form(move.boundary)  # as if it were any save
     else:
-        form = _ended_form(head) if over else _passing_form(head)
+        form = ended_form(head) if over else passing_form(head)
         row = {
             "seq": seq,
             "kind": "finish" if over else "step",
@@ -417,35 +419,6 @@ def move_line(identity: Identity, n: int, move: Move, mail: Mail, about: Mapping
             "size": size,
         }
     return _one_line(identity, n, form, row, data, mail, about, move.keep_from)
-
-
-def _passing_form(head: Head) -> dict[str, Any]:
-    return {
-        "state": "running",
-        "fence": head.fence,
-        "revision": head.revision,
-        "owner": head.owner,
-        "seq": head.seq,
-        "step": head.step,
-        "visit": head.visit,
-        "started": head.started,
-        "updated": head.updated,
-        "progress": head.progress,
-    }
-
-
-def _ended_form(head: Head) -> dict[str, Any]:
-    return {
-        "state": "completed",
-        "fence": head.fence,
-        "revision": head.revision,
-        "seq": head.seq,
-        "step": head.step,
-        "visit": head.visit,
-        "updated": head.updated,
-        "ended": head.ended,
-        "progress": 1.0,
-    }
 
 
 def birth_line(identity: Identity, n: int, create: Create) -> bytes | None:

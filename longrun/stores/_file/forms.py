@@ -91,6 +91,37 @@ def head_form(head: Head) -> dict[str, Any]:
     return form
 
 
+def passing_form(head: Head) -> dict[str, Any]:
+    """`head_form` of one that an owner has on its way from step to step, of which it is known what is left out."""
+    return {
+        "state": "running",
+        "fence": head.fence,
+        "revision": head.revision,
+        "owner": head.owner,
+        "seq": head.seq,
+        "step": head.step,
+        "visit": head.visit,
+        "started": head.started,
+        "updated": head.updated,
+        "progress": head.progress,
+    }
+
+
+def ended_form(head: Head) -> dict[str, Any]:
+    """The same of one that has come to its end."""
+    return {
+        "state": "completed",
+        "fence": head.fence,
+        "revision": head.revision,
+        "seq": head.seq,
+        "step": head.step,
+        "visit": head.visit,
+        "updated": head.updated,
+        "ended": head.ended,
+        "progress": 1.0,
+    }
+
+
 def _spell_out(form: dict[str, Any]) -> None:
     """JSON has no infinity: such a number is written as text, and listed under `odd`."""
     odd = [name for name in _TIMES if name in form and form[name] is not None and not isfinite(form[name])]
