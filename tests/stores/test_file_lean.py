@@ -111,9 +111,17 @@ def test_one_that_failed_is_not_acknowledged_and_can_be_repeated(
         assert [loaded(other, save.id).head for save in saves] == [save.head for save in saves]
 
 
-@NUMBERS
 @KINDS
-@pytest.mark.parametrize("place", [(SyncPool, "sync"), (Disk, "fdatasync"), (BadDisk, "write")])
+@pytest.mark.parametrize(
+    ("number", "place"),
+    [
+        (1, (Disk, "fdatasync")),
+        (1, (BadDisk, "write")),
+        (3, (SyncPool, "sync")),
+        (3, (Disk, "fdatasync")),
+        (3, (BadDisk, "write")),
+    ],
+)
 def test_a_defect_makes_no_later_try_durable(
     path: Path,
     backend: FileBackend,
@@ -124,8 +132,6 @@ def test_a_defect_makes_no_later_try_durable(
     place: tuple[type, str],
 ) -> None:
     """I10: what was written then is not taken for synced when it is compared with the same saves."""
-    if number == 1 and place[0] is SyncPool:
-        pytest.skip("one alone needs no pool")
     whole = BadDisk.write
 
     def defect(self: Any, fd: Any, data: bytes = b"") -> Any:
@@ -158,6 +164,20 @@ def test_who_is_still_the_owner_is_asked_after_the_last_sync(path: Path, kind: K
         answers = backend.commit([kind(new.id, new.head) for new in news])
         assert rival.calls[: 2 * number] == ["write"] * number + ["fdatasync"] * number
         assert kinds_of(answers) == [None] * (number - 1) + [LeaseLostError]
+
+
+@NUMBERS
+@KINDS
+def test_one_that_cannot_be_looked_at_leaves_the_others(
+    backend: FileBackend, disk: BadDisk, kind: Kind, number: int
+) -> None:
+    """I10: whether it has messages, or whose it is."""
+    news = started(backend, number)
+    saves = [kind(new.id, new.head) for new in news]
+    disk.fail("stat", 1, errno.EIO)
+    assert kinds_of(backend.commit(saves)) == [StoreUnavailableError] + [None] * (number - 1)
+    done(backend, *saves)
+    assert [loaded(backend, save.id).head for save in saves] == [save.head for save in saves]
 
 
 @NUMBERS

@@ -55,20 +55,26 @@ class Lean:
         behind: set[str] = set()
         for item in batch:
             save = item[1]
-            journal = self._journals.get(save.id)
-            if save.id in behind or journal is None or not is_simple(save, journal):
+            journal = None if save.id in behind else self._journals.get(save.id)
+            if journal is None or not self._append(item, journal):
                 self.rest.append(item)
                 behind.add(save.id)
-                continue
+
+    def _append(self, item: Item, journal: Journal) -> bool:
+        """Write it; False if it is not simple."""
+        save = item[1]
+        try:
+            if not is_simple(save, journal):
+                return False
+            if not journal.reopen():
+                raise StaleError
             line = move_line(journal.identity, journal.n + 1, save, journal.mail, journal.about)
-            try:
-                if not journal.reopen():
-                    raise StaleError
-                journal.write(line, self._now)
-            except (LongrunError, OSError, StaleError) as error:
-                self.refused.append(refused(item, journal, error))
-            else:
-                self._written.append((item, journal, len(line)))
+            journal.write(line, self._now)
+        except (LongrunError, OSError, StaleError) as error:
+            self.refused.append(refused(item, journal, error))
+        else:
+            self._written.append((item, journal, len(line)))
+        return True
 
     def _sync(self, pool: SyncPool) -> None:
         """A journal for which that fails is bad, and never synced again."""
