@@ -147,19 +147,20 @@ class Contents:
                 self.head = claimed_head(self.head, fields["owner"])
 
     def _save(self, fields: dict[str, Any], payloads: list[bytes]) -> None:
-        if fields.get("whole"):
+        simple = fields.keys() <= _OF_MOVES
+        if not simple and fields.get("whole"):
             self._start_over(fields)
-        else:
+        elif self.told:
             self.told = []
         head = self._head_form = fields["head"]
         for row in fields.get("boundaries", ()):
             self._add_row(row, payloads)
-        if not fields.keys() <= _OF_MOVES:
+        if not simple:
             self._save_rest(fields, payloads)
         if "keep_from" in fields:
             self.strip(fields["keep_from"])
-        self.mail = mail_from(fields)
-        if head["state"] in CLEARED:
+        self.mail = mail_from(fields) if "mail" in fields else NO_MAIL
+        if self.entries and head["state"] in CLEARED:
             self.entries.clear()
         if self.staged_states or self.staged_blobs or self.staged_entries:
             self.staged_states, self.staged_blobs, self.staged_entries = {}, {}, {}

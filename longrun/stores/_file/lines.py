@@ -161,16 +161,15 @@ def _unpacked(body: bytes, identity: Identity) -> Line:
             position += abs(length) + 1
     try:
         text = b"{" + body[position + 1 :]
-        fields = loaded(text, ours=_is_ours(text))
+        fields = loaded(text, ours=text.startswith(_OURS_STARTS) or _is_ours(text))
     except ValueError as error:
         raise BrokenLineError from error
     return Line(int(number), fields, payloads)
 
 
 def _is_ours(text: bytes) -> bool:
-    if text.startswith(_DEFINED_STARTS):
-        return b'"metadata":' not in text and b'"priority":' not in text
-    return text.startswith(_OURS_STARTS)
+    """Whether a line with a definition has nothing of a user's in it."""
+    return text.startswith(_DEFINED_STARTS) and b'"metadata":' not in text and b'"priority":' not in text
 
 
 def unpack_any(line: bytes) -> tuple[Identity, Line]:
