@@ -391,11 +391,11 @@ def _commit_kind(
     if not writes:
         return
     try:
-        with _Guarded("a write failed"):
-            commit(writes, answers)
-    except StoreUnavailableError as error:
+        commit(writes, answers)
+    except (OSError, StoreUnavailableError) as error:
+        told = unavailable(error, "a write failed") if isinstance(error, OSError) else error
         for n, _ in writes:
-            answers[n] = error
+            answers[n] = told
 
 
 def _position(stored: Stored) -> tuple[float, str]:

@@ -25,7 +25,7 @@ from longrun.records import ExecutionState
 from longrun.stored import Head, Loaded, Owner, Query, Save
 from longrun.stores._file.disk import Disk
 from longrun.stores.file import FileBackend
-from longrun.testing.samples import EVERY_STATE, boundary, change, claim, create, owned, send, step
+from longrun.testing.samples import EVERY_STATE, boundary, change, claim, create, end, move, owned, send, step
 from tests.stores.file_tools import opened
 
 T = TypeVar("T")
@@ -161,6 +161,8 @@ class Life:
             self.write(attrs.evolve(save, blobs={"shared": b'"blob"'}) if n == 1 else save)
         self.waiting["a"] = 0
         self.write(change("a", self.heads["a"], take=(1,)), step("c", self.heads["c"]))
+        self.write(move("a", self.heads["a"]))
+        self.write(move("a", self.heads["a"]), move("c", self.heads["c"]))
 
     def change_hands(self) -> None:
         given = self.take("b", "me")
@@ -211,7 +213,7 @@ class Life:
     def bring_back(self) -> None:
         """A retry: what had moved away is claimed again."""
         self.take("c", "me")
-        self.write(change("c", self.heads["c"], head_fields={"state": ExecutionState.COMPLETED, "owner": None}))
+        self.write(end("c", self.heads["c"]))
 
     def take_over(self) -> None:
         before = self.heads["a"]
@@ -220,7 +222,7 @@ class Life:
         assert isinstance(stale, LeaseLostError)
         for _ in range(2):
             self.write(step("a", self.heads["a"]))
-        self.write(change("a", self.heads["a"], head_fields={"state": ExecutionState.COMPLETED, "owner": None}))
+        self.write(end("a", self.heads["a"]), move("b", self.heads["b"]))
 
     def remove(self) -> None:
         del self.heads["c"]

@@ -15,7 +15,7 @@ from longrun.records import ExecutionState
 from longrun.stored import Head
 from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend
-from longrun.testing.samples import change, claim, create, owned, send, step
+from longrun.testing.samples import change, claim, create, end, move, owned, send, step
 from tests.campaign.power import PowerDisk
 from tests.stores.file_tools import done, opened
 
@@ -51,7 +51,8 @@ class Life:
         self.heads[new.id] = new.head
 
     def _save(self, id: str, head: Head) -> None:
-        save = step(id, head, put={"e": b"1" * self._dice.randint(1, 40_000)}, clear=True)
+        entry = b"1" * self._dice.randint(1, 40_000)
+        save = self._dice.choice([move(id, head), step(id, head, put={"e": entry}, clear=True)])
         done(self._backend, save)
         self.heads[id] = save.head
 
@@ -68,7 +69,8 @@ class Life:
         self.heads[id] = given.head
 
     def _end(self, id: str, head: Head) -> None:
-        save = change(id, head, head_fields={"state": ExecutionState.COMPLETED, "owner": None, "ended": 1.0})
+        over = {"state": ExecutionState.COMPLETED, "owner": None, "ended": 1.0}
+        save = self._dice.choice([end(id, head), change(id, head, head_fields=over)])
         done(self._backend, save)
         self.heads[id] = save.head
         self.messages.pop(id, None)

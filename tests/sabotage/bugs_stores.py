@@ -92,6 +92,7 @@ def _in_redis(name: str, old: str, new: str) -> None:
 def no_fsync_file() -> None:
     """The file store acknowledges what it has written and not synced."""
     replace("longrun.stores._file.syncing", "SyncPool.sync", lambda original: lambda self, fds: [None] * len(fds))
+    replace("longrun.stores._file.journal", "Journal.sync", lambda original: lambda self: None)
 
 
 @bug(

@@ -10,7 +10,9 @@ import pytest
 from longrun.records import ExecutionState
 from longrun.stored import QUEUE_WORKFLOW, Query, Stored
 from longrun.stores._file import done as index
+from longrun.stores._file import skim
 from longrun.stores._file.disk import Disk
+from longrun.stores._file.lines import Identity, all_fit, pack
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import NOW, create, owned
 from tests.stores.file_tools import created, opened
@@ -91,6 +93,73 @@ def test_what_is_damaged_in_both_places_is_listed_as_blocked(path: Path) -> None
     with opened(backend):
         assert found(backend, states=frozenset({BLOCKED})) == ["x3"]
         assert sorted(found(backend)) == [f"x{n}" for n in range(5)]
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The lines of the index that were compared with their checksums one by one; a note is left from the first on."""
+    lines: list[bytes] = []
+    original = all_fit
+
+    def noted(some: list[bytes]) -> bool:
+        lines.extend(some)
+        return original(some)
+
+    monkeypatch.setattr(skim, "all_fit", noted)
+    monkeypatch.setattr(skim, "NOTE_OVER", 0)
+    return lines
+
+
+def look_for_nothing(path: Path) -> None:
+    backend = FileBackend(path)
+    with opened(backend):
+        assert found(backend, workflows=frozenset({QUEUE_WORKFLOW})) == []
+
+
+def test_lines_of_the_index_are_compared_by_the_first_who_starts(path: Path, compared: list[bytes]) -> None:
+    look_for_nothing(path)
+    assert len(compared) == 6, "the header, and five that ended"
+    look_for_nothing(path)
+    assert len(compared) == 6
+    with opened(FileBackend(path)) as other:
+        created(other, create("y", COMPLETED))
+    look_for_nothing(path)
+    assert [b'"id":"y"' in line for line in compared[6:]] == [True]
+    look_for_nothing(path)
+    assert len(compared) == 7
+
+
+@pytest.mark.parametrize("note", [b"", b"x", b'{"crc":"00000000","id":"","gen":0', None])
+def test_a_note_on_the_index_may_be_lost_or_torn(path: Path, compared: list[bytes], note: bytes | None) -> None:
+    look_for_nothing(path)
+    if note is None:
+        (path / "finished.sum").unlink()
+        (path / "finished.sum").mkdir()  # it cannot be written again either
+    else:
+        (path / "finished.sum").write_bytes(note)
+    look_for_nothing(path)
+    assert len(compared) == 12
+
+
+@pytest.mark.parametrize(
+    "fields", [{"size": 10**18}, {"size": "x"}, {"size": -5, "sum": 0}, {"sum": None}, {"size": 7, "sum": 0}]
+)
+def test_a_note_that_says_something_else_is_not_believed(
+    path: Path, compared: list[bytes], fields: dict[str, Any]
+) -> None:
+    look_for_nothing(path)
+    size = (path / "finished.jsonl").stat().st_size
+    (path / "finished.sum").write_bytes(pack(Identity("", 0), 1, {"kind": "sound", "size": size, "sum": 1} | fields))
+    look_for_nothing(path)
+    assert len(compared) == 12
+
+
+def test_damage_in_what_was_noted_as_sound_is_found(path: Path, compared: list[bytes]) -> None:
+    """I5"""
+    look_for_nothing(path)
+    test_what_is_damaged_in_both_places_is_listed_as_blocked(path)
+    look_for_nothing(path)
+    assert len(compared) > 12, "the new index was compared too"
 
 
 def test_pages_of_what_is_finished_go_from_the_newest_to_the_oldest(path: Path) -> None:

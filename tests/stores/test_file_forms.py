@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 import pytest
 
-from longrun.moves import Move, passing
+from longrun.moves import Move, ending, passing
 from longrun.records import ExecutionState
 from longrun.stored import EMPTY, Boundary, Create, Definition, Head, Save, copied
 from longrun.stores._file.contents import INLINE_LIMIT, NO_MAIL, Mail, birth_line, move_line, save_lines
@@ -63,13 +64,19 @@ def as_save(move: Move) -> Save:
     return Save(id=move.id, head=copied(move.head), boundaries=(move.boundary,), keep_from=move.keep_from)
 
 
+@pytest.mark.parametrize("kind", [passing, ending])
 @pytest.mark.parametrize("data", [b'{"n":1}', b"\x01\x02", b"{\n}", b"", b"1" * INLINE_LIMIT])
-@pytest.mark.parametrize("fields", [{}, {"fence": 0}, {"owner": None}, {"started": NOW}, {"seq": 7, "step": 6}])
-def test_a_move_is_written_as_the_save_that_it_is(data: bytes, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"fence": 0}, {"owner": None}, {"started": NOW}, {"seq": 7, "step": 6}, {"started": NOW, "seq": 7, "step": 6}],
+)
+def test_a_move_is_written_as_the_save_that_it_is(
+    kind: Callable[..., Move], data: bytes, fields: dict[str, Any]
+) -> None:
     identity, taken = Identity("a", 3), Mail(2, {4})
     for keep_from, mail, about in ((None, NO_MAIL, EMPTY), (2, taken, {"total": 3, "version": "2"})):
         before = attrs.evolve(head(owner="me", fence=3), **fields)
-        move = passing("a", before, "é", NOW, data, 9, keep_from)
+        move = kind("a", before, "é", NOW, data, 9, keep_from)
         line = move_line(identity, 7, move, mail, about)
         assert [line] == save_lines(identity, 7, as_save(move), mail, about=about)
 

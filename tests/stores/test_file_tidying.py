@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 from longrun.records import ExecutionState
+from longrun.stored import Query
+from longrun.stores._file.disk import Disk
 from longrun.stores._file.entry import mark_of
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import change, claim, create, owned, step
-from tests.stores.file_tools import created, done, loaded
+from tests.stores.file_tools import created, done, loaded, opened
 
 
 def test_old_generations_stay_until_a_lease_is_renewed(path: Path, backend: FileBackend, other: FileBackend) -> None:
@@ -45,3 +49,40 @@ def test_a_journal_of_the_same_size_is_not_taken_for_the_one_that_ended(
     backend._open.writes.janitor.tidy()
     assert not list((path / "done").iterdir())
     assert loaded(other, "a").head.state is ExecutionState.WAITING
+
+
+class Between(Disk):
+    """Does something when the names in done/ are to be synced: the journal has its new one, and still the old one."""
+
+    def __init__(self) -> None:
+        self.then: Callable[[], None] | None = None
+
+    def fsync(self, fd: int) -> None:
+        super().fsync(fd)
+        if self.then is not None and os.readlink(f"/proc/self/fd/{fd}").endswith("/done"):
+            then, self.then = self.then, None
+            then()
+
+
+def test_what_others_have_moved_away_and_back_meanwhile_stays(path: Path, other: FileBackend) -> None:
+    """I1: what is in live/ is then the only copy."""
+    disk = Between()
+    with opened(FileBackend(path, disk=disk)) as backend:
+        assert isinstance(backend, FileBackend)
+        failed = create("a", ExecutionState.FAILED, head_fields={"error": "e", "ended": 1.0})
+        created(other, failed)
+        assert len(backend.find(Query())) == 1
+
+        moved: list[str] = []
+
+        def there_and_back() -> None:
+            other._open.writes.janitor.tidy()
+            moved.extend(file.name for file in (path / "done").iterdir())
+            other._open.writes.journals.bring_back("a")
+
+        disk.then = there_and_back
+        backend._open.writes.janitor.tidy()
+        assert moved == ["a.jsonl"]
+        assert loaded(other, "a").head == failed.head
+    assert loaded(other, "a").head == failed.head
+    assert len(other.find(Query())) == 1

@@ -23,6 +23,8 @@ Place in the life of an execution: claim, checkpoint, finish. Each module import
     mine      the journals that this process owns
     tidying   what can wait
     births    a new execution, a new message
+    appends   what one journal gets in a batch
+    lean      a batch of moves, to journals that are at hand
     saves     a batch of saves
     writes    a batch of writes of any kind
     claims    executions change hands

@@ -306,6 +306,14 @@ class Catalog:
         elif self.finished:
             self.finished.pop(entry.stem, None)
 
+    def went_on(self, journal: Journal) -> None:
+        """The same where nothing but the head of an execution changed that it has already."""
+        entry = self.entries.by_stem.get(journal.stem)
+        if entry is None or entry.gen != journal.gen or not entry.goes_on(journal.head):
+            self.saved(journal, journal.head, journal.mail, None)
+        else:
+            entry.mark = None
+
     def locate(self, id: str) -> Spot | None:
         """Where an execution's newest journal is; also one whose first journal is lost, which only a listing shows."""
         spot = locate(self._place, id)

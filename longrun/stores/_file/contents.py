@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from longrun.errors import CorruptDataError
-from longrun.moves import Move
+from longrun.moves import End, Move
 from longrun.records import ExecutionState
 from longrun.stored import EMPTY, Boundary, Create, Definition, Head, Loaded, Message, Save, copied, named
 from longrun.stores._file.forms import (
@@ -25,12 +25,13 @@ from longrun.stores._file.forms import (
     boundary_from,
     definition_form,
     definition_from,
+    ended_form,
     head_form,
     head_from,
-    move_forms,
+    passing_form,
     with_steps,
 )
-from longrun.stores._file.lines import Identity, Line, pack, pack_twice
+from longrun.stores._file.lines import Identity, Line, pack, pack_save, pack_twice
 
 INLINE_LIMIT = 8192
 """Payloads up to this many bytes, together, stand in the save's own line; the end of a file then shows the head."""
@@ -146,19 +147,20 @@ class Contents:
                 self.head = claimed_head(self.head, fields["owner"])
 
     def _save(self, fields: dict[str, Any], payloads: list[bytes]) -> None:
-        if fields.get("whole"):
+        simple = fields.keys() <= _OF_MOVES
+        if not simple and fields.get("whole"):
             self._start_over(fields)
-        else:
+        elif self.told:
             self.told = []
         head = self._head_form = fields["head"]
         for row in fields.get("boundaries", ()):
             self._add_row(row, payloads)
-        if not fields.keys() <= _OF_MOVES:
+        if not simple:
             self._save_rest(fields, payloads)
         if "keep_from" in fields:
             self.strip(fields["keep_from"])
-        self.mail = mail_from(fields)
-        if head["state"] in CLEARED:
+        self.mail = mail_from(fields) if "mail" in fields else NO_MAIL
+        if self.entries and head["state"] in CLEARED:
             self.entries.clear()
         if self.staged_states or self.staged_blobs or self.staged_entries:
             self.staged_states, self.staged_blobs, self.staged_entries = {}, {}, {}
@@ -398,8 +400,26 @@ def save_lines(
 
 
 def move_line(identity: Identity, n: int, move: Move, mail: Mail, about: Mapping[str, Any]) -> bytes:
-    """What `save_lines` makes of a move, whose state is small."""
-    return _one_line(identity, n, *move_forms(move), move.data, mail, {**about}, move.keep_from)
+    """What `save_lines` makes of a move, or of an end, whose state is small."""
+    head, started, data = move.head, move.started, move.data
+    over, seq, step, ended, size = type(move) is End, head.seq, head.step, head.updated, len(data)
+    if started is None or not size or not head.fence or (head.owner is None and not over):
+        form, row = head_form(head), boundary_form(move.boundary)  # as if it were any save
+    else:
+        form = ended_form(head) if over else passing_form(head)
+        row = {
+            "seq": seq,
+            "kind": "finish" if over else "step",
+            "step": step - 1,
+            "name": move.name,
+            "started": started,
+            "ended": ended,
+            "attempts": 1,
+            "next": step,
+            "visit": head.visit,
+            "size": size,
+        }
+    return _one_line(identity, n, form, row, data, mail, about, move.keep_from)
 
 
 def birth_line(identity: Identity, n: int, create: Create) -> bytes | None:
@@ -419,7 +439,7 @@ def _one_line(
     row: dict[str, Any],
     data: bytes,
     mail: Mail,
-    about: dict[str, Any],
+    about: Mapping[str, Any],
     keep_from: int | None = None,
 ) -> bytes:
     row["state"] = 0
@@ -428,7 +448,7 @@ def _one_line(
         fields["keep_from"] = keep_from
     if mail.upto or mail.more:
         fields["mail"] = mail.form
-    return pack(identity, n, fields, (data,))
+    return pack_save(identity, n, fields, data)
 
 
 def _add_rest(save: Save, mail: Mail, fields: dict[str, Any]) -> None:

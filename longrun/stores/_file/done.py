@@ -22,7 +22,7 @@ from longrun.stores._file.disk import UnreadableFileError, read_range, write_all
 from longrun.stores._file.entry import Entry, Mark, mark_of
 from longrun.stores._file.forms import definition_form, definition_from, head_form, head_from
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, dumped, pack, unpack_any
-from longrun.stores._file.place import FINISHED_INDEX, Place, done_name, id_of, stem_of
+from longrun.stores._file.place import FINISHED_INDEX, FINISHED_NOTE, Place, done_name, id_of, stem_of
 from longrun.stores._file.reading import (
     Spot,
     Summary,
@@ -80,7 +80,7 @@ class Finished:
         self._broken = False
         self._names: dict[str, str] = {}
         self._good: dict[str, Mark] = {}
-        self._skim = Skim(place, FINISHED_INDEX, _HEADER)
+        self._skim = Skim(place, FINISHED_INDEX, FINISHED_NOTE, _HEADER)
         self._log = Log()
 
     # reading

@@ -13,7 +13,6 @@ from typing import Any
 
 import attrs
 
-from longrun.moves import Move
 from longrun.records import ExecutionState
 from longrun.stored import EMPTY, Boundary, Definition, Head, Message
 
@@ -90,6 +89,37 @@ def head_form(head: Head) -> dict[str, Any]:
     if not isfinite(head.updated + head.progress + head.done + (head.of or 0.0) + (head.due or 0.0)):
         _spell_out(form)
     return form
+
+
+def passing_form(head: Head) -> dict[str, Any]:
+    """`head_form` of one that an owner has on its way from step to step, of which it is known what is left out."""
+    return {
+        "state": "running",
+        "fence": head.fence,
+        "revision": head.revision,
+        "owner": head.owner,
+        "seq": head.seq,
+        "step": head.step,
+        "visit": head.visit,
+        "started": head.started,
+        "updated": head.updated,
+        "progress": head.progress,
+    }
+
+
+def ended_form(head: Head) -> dict[str, Any]:
+    """The same of one that has come to its end."""
+    return {
+        "state": "completed",
+        "fence": head.fence,
+        "revision": head.revision,
+        "seq": head.seq,
+        "step": head.step,
+        "visit": head.visit,
+        "updated": head.updated,
+        "ended": head.ended,
+        "progress": 1.0,
+    }
 
 
 def _spell_out(form: dict[str, Any]) -> None:
@@ -169,31 +199,6 @@ def boundary_form(boundary: Boundary) -> dict[str, Any]:
     if boundary.blobs:
         form["blobs"] = list(boundary.blobs)
     return form
-
-
-def move_forms(move: Move) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`head_form` and `boundary_form` of a move, of which it is known what they leave out."""
-    h, started = move.head, move.started
-    owner, fence, seq, step, visit, ended, size = h.owner, h.fence, h.seq, h.step, h.visit, h.updated, len(move.data)
-    if owner is None or not fence or not size:
-        return head_form(h), boundary_form(move.boundary)
-    head = {
-        "state": h.state,
-        "fence": fence,
-        "revision": h.revision,
-        "owner": owner,
-        "seq": seq,
-        "step": step,
-        "visit": visit,
-        "started": ended,
-        "updated": ended,
-        "progress": h.progress,
-    }
-    row: dict[str, Any] = {"seq": seq, "kind": "step", "step": step - 1, "name": move.name}
-    if started is not None:
-        row["started"] = started
-    row |= {"ended": ended, "attempts": 1, "next": step, "visit": visit, "size": size}
-    return head, row
 
 
 def boundary_from(form: Mapping[str, Any], data: bytes | None = None, *, blobs: bool = True) -> Boundary:

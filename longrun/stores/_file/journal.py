@@ -118,10 +118,25 @@ class Journal:
             self.bad = False  # nothing of it is left, and no sync has failed
             self.settled()
             raise
+        except BaseException:
+            self.bad = True
+            raise
+
+    def sync(self) -> None:
+        """Make it durable. A journal for which that fails is bad, and never synced again."""
+        try:
+            self.place.disk.fdatasync(self.fd)
+        except BaseException:
+            self.bad = True
+            raise
 
     def settled(self) -> None:
         """All of the file is durable and acknowledged, or no longer ours."""
         self.place.live.unsettled.pop(self.ino, None)
+
+    def has_inbox(self) -> bool:
+        """Whether there are messages, taken or not."""
+        return self.place.inbox.stat(f"{self.stem}.jsonl") is not None
 
     def check_newest(self) -> None:
         """Raise if a newer generation is there."""

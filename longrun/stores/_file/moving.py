@@ -109,10 +109,11 @@ class _Move:
         return contents is not None and contents.born == self.entry.born and may_leave(contents.found()[0])
 
     def ready(self) -> bool:
-        """Under the lock: whether it is still as it was seen to be finished, and nobody else's."""
+        """Under the lock: whether it is still as it was seen to be finished, nobody else's, and in done/ too: another
+        process may have moved it meanwhile, and a third one back."""
         place, entry = self.place, self.entry
-        status = place.live.stat(self.live)
-        if status is None or status.st_ino != self.status.st_ino:
+        status, there = place.live.stat(self.live), place.done.stat(self.done)
+        if status is None or status.st_ino != self.status.st_ino or there is None or there.st_ino != status.st_ino:
             return False
         next_name = journal_name(entry.stem, entry.gen + 1)
         if status.st_size != self.status.st_size or place.live.stat(next_name) is not None:

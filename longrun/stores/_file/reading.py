@@ -159,30 +159,29 @@ class Replay:
         self._gap = False
 
     def run(self, data: bytes) -> Tail:
-        position = 0
-        while position < len(data):
-            end = data.find(b"\n", position)
-            if end == -1:
-                self._rest(data[position:])
-                break
-            if not self._line(data[position:end]):
-                self._pieces(data[position:end])
-            position = end + 1
-            self.tail.end = position
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            if not self._line(line):
+                self._pieces(line)
+        self.tail.end = len(data) - len(rest)
+        if rest:
+            self._rest(rest)
         return self.tail
 
     def _line(self, line: bytes) -> bool:
         """Apply a line; False if it is not a good one of this journal."""
         try:
             found = unpack(line, self.identity)
-            if found.n <= self.tail.n:
-                return False
-            if found.n != self.tail.n + 1 and not self._gap:
-                self._tell(f"records {self.tail.n + 1} to {found.n - 1} of generation {self.identity.gen} are missing")
+            n, tail = found.n, self.tail
+            if n != tail.n + 1:
+                if n <= tail.n:
+                    return False
+                if not self._gap:
+                    self._tell(f"records {tail.n + 1} to {n - 1} of generation {self.identity.gen} are missing")
             self.contents.apply(found)
         except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError, IndexError):
             return False
-        self.tail.n, self._gap = found.n, False
+        tail.n, self._gap = n, False
         return True
 
     def _pieces(self, line: bytes) -> None:

@@ -24,9 +24,11 @@ from longrun.moves import Move
 from longrun.records import ExecutionState
 from longrun.stored import Save
 from longrun.stores._file import inbox
+from longrun.stores._file.appends import Append, Item
 from longrun.stores._file.contents import CLEARED, INLINE_LIMIT, move_line, save_lines
 from longrun.stores._file.disk import UnreadableFileError
 from longrun.stores._file.journal import Journal, failed
+from longrun.stores._file.lean import Lean, is_simple, refused
 from longrun.stores._file.mine import Journals
 from longrun.stores._file.place import KIND
 from longrun.stores._file.reading import locate
@@ -41,81 +43,6 @@ ROUNDS = 3
 COMPACT_AT_ONCE = 32
 
 
-class _StaleError(Exception):
-    """The file is not as this process left it: read it again."""
-
-
-class _Append:
-    """What one journal gets in this batch."""
-
-    __slots__ = (
-        "about",
-        "durable",
-        "error",
-        "head",
-        "journal",
-        "lines",
-        "mail",
-        "n",
-        "rings",
-        "saves",
-        "size",
-        "status",
-    )
-
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self.head, self.mail, self.n, self.about = journal.head, journal.mail, journal.n, journal.about
-        self.lines: list[bytes] = []
-        self.saves: list[tuple[int, Save]] = []
-        self.size = 0
-        self.rings = self.durable = False
-        self.status: os.stat_result | None = None
-        """The file after all of this."""
-        self.error: LongrunError | _StaleError | None = None
-
-    def mend(self) -> None:
-        """Put the file right where an earlier write or sync has failed."""
-        try:
-            if not self.journal.reopen():
-                self.error = _StaleError()
-            elif self.journal.bad:
-                self.journal.mend()
-        except LongrunError as error:
-            self.error = error
-        except OSError as error:
-            self.error = failed(error)
-
-    def write(self, now: float) -> bool:
-        """Whether there is something to sync now."""
-        journal, lines = self.journal, self.lines
-        try:
-            if not journal.reopen():
-                self.error = _StaleError()
-            elif lines:
-                data = lines[0] if len(lines) == 1 else b"".join(lines)
-                self.size = len(data)
-                journal.write(data, now)
-                return True
-        except LongrunError as error:
-            self.error = error
-        except OSError as error:
-            self.error = failed(error)
-        return False
-
-    def confirm(self, now: float) -> None:
-        """Only now that all of it is durable: look whether the journal is still ours."""
-        self.durable = bool(self.lines)
-        try:
-            self.status = self.journal.check_owned()
-        except LongrunError as error:
-            self.error = error
-        except OSError as error:
-            self.error = failed(error)
-        else:
-            self.journal.seen = now
-
-
 class Saves:
     """Writes the saves of a batch to the journals that this process owns."""
 
@@ -124,9 +51,71 @@ class Saves:
         self._place, self._catalog = journals.place, journals.catalog
         self._grown: dict[str, Journal] = {}
 
-    def save(self, batch: Sequence[tuple[int, Save]], answers: list[Answer]) -> None:
-        todo = batch
+    def save(self, batch: Sequence[Item], answers: list[Answer]) -> None:
         self._place.sync_names()
+        if len(batch) > 1 or not self._move_one(batch[0], answers):
+            todo = self._move(batch, answers)
+            if todo:
+                self._save(todo, answers)
+        if self._grown:
+            self._compact()
+
+    def _move_one(self, item: Item, answers: list[Answer]) -> bool:
+        """All of it in one go, for a simple move that has come alone; False if it is not done with."""
+        move = item[1]
+        journal = self._journals.get(move.id)
+        if journal is None or not is_simple(move, journal):
+            return False
+        now, durable = time.monotonic(), False
+        line = move_line(journal.identity, journal.n + 1, move, journal.mail, journal.about)
+        try:
+            if not journal.reopen():
+                return False
+            journal.write(line, now)
+            journal.sync()
+            durable = True
+            status = journal.check_owned()
+        except (LongrunError, OSError) as error:
+            with self._catalog.lock:
+                return not self._refuse(refused(item, journal, error, durable=durable), answers)
+        journal.seen = now
+        with self._catalog.lock:
+            self._made(move, journal, len(line), status)
+        return True
+
+    def _move(self, batch: Sequence[Item], answers: list[Answer]) -> list[Item]:
+        """Make the simple moves; what is left to do, in its order."""
+        lean = Lean(self._journals)
+        lean.make(batch, self._pool)
+        with self._catalog.lock:
+            for made in lean.made:
+                self._made(*made)
+            return self._again(lean, answers) if lean.refused else lean.rest
+
+    def _made(self, move: Save, journal: Journal, size: int, status: os.stat_result) -> None:
+        journal.head = head = move.head
+        journal.n += 1
+        journal.size += size
+        if head.owner is not None:
+            self._catalog.went_on(journal)
+            self._settled(journal, 1)
+        else:
+            self._catalog.saved(journal, head, journal.mail, status)
+            self._settled(journal, 1)
+            self._journals.changed(journal.name)
+            self._journals.release(journal.id)
+
+    def _again(self, lean: Lean, answers: list[Answer]) -> list[Item]:
+        """What was refused takes with it what comes behind it."""
+        again: list[Item] = []
+        for append in lean.refused:
+            behind = [item for item in lean.rest if item[1].id == append.journal.id]
+            lean.rest = [item for item in lean.rest if item not in behind]
+            append.saves += behind
+            again += self._refuse(append, answers)
+        return again + lean.rest
+
+    def _save(self, todo: Sequence[Item], answers: list[Answer]) -> None:
         limit = self._journals.limit
         for _ in range(ROUNDS):
             appends = self._prepare(todo, answers)
@@ -137,19 +126,18 @@ class Saves:
                 break
         for place, save in todo:
             answers[place] = StoreUnavailableError(KIND, f"the journal of execution {save.id!r} keeps changing")
-        self._compact()
 
     # what is to be written
 
-    def _prepare(self, batch: Sequence[tuple[int, Save]], answers: list[Answer]) -> list[_Append]:
+    def _prepare(self, batch: Sequence[Item], answers: list[Answer]) -> list[Append]:
         """Compare each save with what is stored, and lay out its lines. Nothing is written yet."""
-        appends: dict[str, _Append] = {}
+        appends: dict[str, Append] = {}
         for item in batch:
             place, save = item
             append = appends.get(save.id)
             try:
                 if append is None or append.head.fence != save.head.fence:
-                    append = appends.setdefault(save.id, _Append(self._owned(save)))
+                    append = appends.setdefault(save.id, Append(self._owned(save)))
                 self._lay_out(append, item)
             except LongrunError as error:
                 answers[place] = error
@@ -171,7 +159,7 @@ class Saves:
                 raise LeaseLostError(save.id, save.head.fence)
         return self._journals.attach(save)
 
-    def _lay_out(self, append: _Append, item: tuple[int, Save]) -> None:
+    def _lay_out(self, append: Append, item: Item) -> None:
         save = item[1]
         stored, head = append.head.revision, save.head
         if stored < head.revision - 1:
@@ -189,7 +177,7 @@ class Saves:
         if head.owner is None:
             append.rings = True
 
-    def _lay_out_fully(self, append: _Append, save: Save) -> None:
+    def _lay_out_fully(self, append: Append, save: Save) -> None:
         cleared = save.head.state in CLEARED
         if save.take or cleared:
             mail = append.mail.copy()
@@ -213,7 +201,7 @@ class Saves:
         return WriteOrderError(KIND, save.id, stored, save.head.revision)
 
     def _last_message(self, journal: Journal) -> int:
-        if self._place.inbox.stat(f"{journal.stem}.jsonl") is None:
+        if not journal.has_inbox():
             return 0
         try:
             return inbox.read_letters(self._place, _box(journal)).last
@@ -224,11 +212,11 @@ class Saves:
 
     # to the disk
 
-    def _flush(self, chunk: list[_Append]) -> None:
+    def _flush(self, chunk: list[Append]) -> None:
         """Write everything, sync everything, and only then look whether the journals are still ours."""
         now = time.monotonic()
         if bad := [append for append in chunk if append.journal.bad]:
-            self._pool.run(_Append.mend, bad)
+            self._pool.run(Append.mend, bad)
         try:
             self._sync([append for append in chunk if append.error is None and append.write(now)])
         except BaseException:  # what was written may not be durable, and must not be taken for it when it is read again
@@ -240,7 +228,7 @@ class Saves:
                 append.confirm(now)
         self._journals.used(append.journal for append in chunk)
 
-    def _sync(self, written: list[_Append]) -> None:
+    def _sync(self, written: list[Append]) -> None:
         """A journal for which that fails is bad, and never synced again."""
         if not written:
             return
@@ -252,9 +240,9 @@ class Saves:
 
     # what came of it
 
-    def _settle(self, appends: list[_Append], answers: list[Answer]) -> list[tuple[int, Save]]:
+    def _settle(self, appends: list[Append], answers: list[Answer]) -> list[Item]:
         """Answer what was written; the saves that must be tried anew."""
-        again: list[tuple[int, Save]] = []
+        again: list[Item] = []
         with self._catalog.lock:
             for append in appends:
                 if append.error is not None:
@@ -265,27 +253,31 @@ class Saves:
                     self._journals.release(append.journal.id)  # opened to compare, and not ours
         return again
 
-    def _written(self, append: _Append) -> None:
+    def _written(self, append: Append) -> None:
         journal, head = append.journal, append.head
         took = append.mail is not journal.mail
         journal.head, journal.mail, journal.n, journal.about = head, append.mail, append.n, append.about
         journal.size += append.size
-        before = journal.saves
-        journal.saves = before + len(append.saves)
         self._catalog.saved(journal, head, append.mail, append.status)
-        journal.settled()  # not before: a reader sees what a listing says
-        if before < 2 <= journal.saves and journal.gen > 0:
-            self._janitor.supersedes(journal)
+        self._settled(journal, len(append.saves))
         if append.rings:
             self._journals.changed(journal.name)
         if took and not head.state.finished:
             self._compact_inbox(journal)
         if head.owner is None or (head.state is not RUNNING and head.state.finished):
             self._journals.release(journal.id)
-        elif journal.size > journal.limit:
+
+    def _settled(self, journal: Journal, saves: int) -> None:
+        """Only now that a listing says so, readers see it too."""
+        journal.settled()
+        before = journal.saves
+        journal.saves = before + saves
+        if before < 2 <= journal.saves and journal.gen > 0:
+            self._janitor.supersedes(journal)
+        if journal.size > journal.limit:
             self._grown[journal.id] = journal
 
-    def _refuse(self, append: _Append, answers: list[Answer]) -> list[tuple[int, Save]]:
+    def _refuse(self, append: Append, answers: list[Answer]) -> list[Item]:
         journal, error = append.journal, append.error
         if isinstance(error, StoreUnavailableError):
             for place, _ in append.saves:
@@ -318,8 +310,6 @@ class Saves:
             inbox.compact(self._place, _box(journal), journal.mail)
 
     def _compact(self) -> None:
-        if not self._grown:
-            return
         grown = [self._grown.popitem()[1] for _ in range(min(COMPACT_AT_ONCE, len(self._grown)))]
         self._pool.run(_try_to_compact, [journal for journal in grown if journal.fd >= 0 and not journal.bad])
 
