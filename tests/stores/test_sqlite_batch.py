@@ -333,3 +333,12 @@ def test_an_end_takes_the_place_of_a_damaged_boundary_with_its_number(path: Path
     assert backend.commit([last, owned("b")]) == [None, True]
     assert [row.seq for row in backend.boundaries("a")] == [1, 2]
     assert head_of(backend, "a") == last.head
+
+
+def test_ends_are_found_by_their_key(path: Path, backend: SQLiteBackend) -> None:
+    """I16: whatever statistics somebody had made when there was little."""
+    backend.commit([owned(id) for id in "abc"])
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ANALYZE")
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {sql.for_many(sql.FINISH, 2)}", (1, 5.0, 2, 5.0)).fetchall()
+    assert [row[3] for row in plan if "execution" in row[3]] == ["SEARCH execution USING INTEGER PRIMARY KEY (rowid=?)"]

@@ -164,11 +164,12 @@ SET state = ?, fence = ?, owner = ?, ended = ?, woken = ?, messages = ?, last_me
 WHERE key = ?
 """
 FINISH = """
-UPDATE execution
+UPDATE execution NOT INDEXED
 SET state = 'completed', owner = NULL, ended = one.column2, woken = 0, messages = 0, wake = NULL
 FROM (VALUES (?, ?)) AS one WHERE key = one.column1
 """
-"""As `MOVE`, for what comes to its end."""
+"""As `MOVE`, for what comes to its end. By the key in any case: statistics of a table that was small once let SQLite
+search for it elsewhere."""
 ADD_BOUNDARY = """
 INSERT INTO boundary (execution, seq, numbers, words, crc, state_crc, blobs, data)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
