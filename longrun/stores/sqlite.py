@@ -33,7 +33,7 @@ from longrun.stores._sqlite.claims import give, repair, set_aside_unreadable
 from longrun.stores._sqlite.ear import Ear
 from longrun.stores._sqlite.file import KIND, SAFE_RESET_SQLITE, DatabaseFile, fold_wal, is_busy, translate
 from longrun.stores._sqlite.load import Found, load_all, read_boundaries, read_checkpoint, read_head, read_messages
-from longrun.stores._sqlite.ready import ready
+from longrun.stores._sqlite.ready import all_ready
 from longrun.stores.base import Answer, StoreBackend
 from longrun.stores.store import CheckpointStore
 
@@ -128,15 +128,14 @@ class SQLiteBackend(StoreBackend):
         if not batch:
             return []
 
-        ids, readied = [write.id for write in batch], [ready(write) for write in batch]
-
+        ids, readied = {write.id for write in batch}, all_ready(batch)
         announced = self._announced
 
         def work(connection: sqlite3.Connection) -> tuple[list[Answer], list[str]]:
             self._announced = announced
             self._known.refresh(connection, ids)
             gathered = Batch(connection, self._known)
-            answers = [gathered.answer(one) for one in readied]
+            answers = gathered.answer(readied)
             gathered.write()
             self._announced += gathered.announce
             return answers, gathered.loose

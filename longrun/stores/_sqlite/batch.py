@@ -21,18 +21,21 @@ from longrun.errors import (
     SignalQueueFullError,
     WriteOrderError,
 )
-from longrun.moves import Move
+from longrun.moves import End, Move
 from longrun.records import ExecutionState
 from longrun.stored import Head, Message, Save, Send
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
 from longrun.stores._sqlite.file import KIND
-from longrun.stores._sqlite.ready import UNSTORABLE, Part, Ready, ReadyCreate, ReadySave, Unfit
+from longrun.stores._sqlite.ready import UNSTORABLE, Part, Ready, ReadyCreate, ReadySave, Unfit, wake_of
 from longrun.stores.assemble import fits
 from longrun.stores.base import KEYS_REMEMBERED, Answer
 
-MOST_ROWS = 512
-"""That one statement inserts. All sizes are powers of two: they are few, so that the statements are prepared once."""
+MOST_ROWS = 128
+"""That one statement writes. All sizes are powers of two: they are few, so that the statements are prepared once. To
+prepare one takes as long for each of its rows as to write several."""
+MOST_ONCE = 32
+"""The same for what is written once in the life of an execution, or twice."""
 ROWS_REMEMBERED = 50_000
 ENDED = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
 _FINISHED = frozenset(state.value for state in ExecutionState if state.finished)
@@ -45,18 +48,29 @@ class Row:
 
     __slots__ = (
         *("key", "fence", "revision", "state", "owner"),
-        *("ended", "woken", "wake", "kept", "messages", "last_message"),
+        *("ended", "woken", "wake", "kept", "messages", "last_message", "entries"),
     )
 
-    def __init__(self, key: int, fence: int, revision: int, state: str, owner: str | None, *rest: Any) -> None:
+    def __init__(
+        self,
+        key: int,
+        fence: int,
+        revision: int,
+        state: str,
+        owner: str | None,
+        ended: float | None = None,
+        woken: bool = False,
+        wake: float | None = 0.0,
+        kept: int = 0,
+        messages: int = 0,
+        last_message: int = 0,
+        entries: bool = False,
+    ) -> None:
         self.key, self.fence, self.revision, self.state, self.owner = key, fence, revision, state, owner
-        self.ended: float | None
-        self.woken: bool
-        self.wake: float | None
-        self.kept: int
-        self.messages: int
-        self.last_message: int
-        self.ended, self.woken, self.wake, self.kept, self.messages, self.last_message = rest
+        self.ended, self.woken, self.wake, self.kept = ended, woken, wake, kept
+        self.messages, self.last_message = messages, last_message
+        self.entries = entries
+        """Whether there may be any."""
 
 
 class Known:
@@ -70,7 +84,7 @@ class Known:
         self._version: int | None = None
         self._touched: int | None = None
 
-    def refresh(self, connection: sqlite3.Connection, ids: Iterable[str]) -> None:
+    def refresh(self, connection: sqlite3.Connection, ids: set[str]) -> None:
         """Make sure that all that is stored of `ids` is in `rows`. Inside a write transaction."""
         (version,) = connection.execute("PRAGMA data_version").fetchone()
         if version != self._version:
@@ -80,7 +94,7 @@ class Known:
             self._version, self._touched = version, touched
         if len(self.rows) > ROWS_REMEMBERED:
             self.rows.clear()
-        missing = [id for id in ids if id not in self.rows]
+        missing = [*ids.difference(self.rows)]
         if missing:
             one = len(missing) == 1
             asked = (sql.KNOWN_ONE, missing) if one else (sql.KNOWN, (json.dumps(missing),))
@@ -127,10 +141,12 @@ class Batch:
         self._creates: list[Any] = []
         """As all that is inserted: the columns of one row after the other, since a tuple for each row would be one more
         thing that the garbage collector looks at."""
+        self._starts: list[Any] = []
         self._new_heads: list[Any] = []
         self._steps: list[Any] = []
         self._set_steps: list[tuple[int, Save, str, int]] = []
         self._heads: list[Any] = []
+        self._ended: list[Any] = []
         self._moved: dict[int, Row] = {}
         self._boundaries: list[Any] = []
         self._strips: list[tuple[int, int, int]] = []
@@ -141,9 +157,10 @@ class Batch:
         self.announce = False
         """Whether others may want to know: something was sent, created, released, finished."""
 
-    def answer(self, ready: Ready) -> Answer:
-        if isinstance(ready, tuple):
-            return self._pass(*ready)
+    def answer(self, readied: Iterable[Ready]) -> list[Answer]:
+        return [self._pass(*one) if isinstance(one, tuple) else self._answer(one) for one in readied]
+
+    def _answer(self, ready: ReadySave | ReadyCreate | Send | Unfit) -> Answer:
         if isinstance(ready, ReadySave):
             return self._save(ready)
         if isinstance(ready, ReadyCreate):
@@ -157,8 +174,8 @@ class Batch:
 
     # judging
 
-    def _pass(self, move: Move, numbers: bytearray, crc: int, columns: tuple[Any, ...]) -> Answer:
-        """As `_save`, without all that a move cannot have."""
+    def _pass(self, move: Move, numbers: bytearray, crc: int, columns: list[Any]) -> Answer:
+        """As `_save`, without all that a move or an end cannot have."""
         head, row = move.head, self._known.get(move.id)
         revision, owner = head.revision, head.owner
         if row is None or row.fence != head.fence or row.revision != revision - 1:
@@ -167,18 +184,33 @@ class Batch:
             assert not isinstance(answer, Row)
             return answer
         key, keep_from = row.key, move.keep_from
-        self._boundaries += (key, *columns)
+        columns[0] = key
+        self._boundaries += columns
         if keep_from is not None and keep_from > row.kept:
             self._strips.append((key, row.kept, keep_from))
             row.kept = keep_from
         self._heads += (revision, row.kept, numbers, "", crc, key)
-        if owner == row.owner and owner in self._owners and row.state == "running" and not row.woken:
-            row.revision = revision
-        else:
-            self._say_if_foreign(row.owner, owner)
-            self.loose.append(move.id)
-            self._move(row, head, "running")
+        if row.owner in self._owners and row.state == "running" and not row.woken:
+            if owner == row.owner:
+                row.revision = revision
+                return None
+            if type(move) is End and not row.messages and not row.entries:
+                self._end(row, move)
+                return None
+        self.loose.append(move.id)
+        self._say_if_foreign(row.owner, owner)
+        self._change_entries(row, move, {})
+        self._move(row, head, head.state._value_)
         return None
+
+    def _end(self, row: Row, end: End) -> None:
+        """As `_change_entries` and `_move`, where there is nothing to be cleared away. What comes later in the batch
+        is written later (`_moved`)."""
+        self.loose.append(end.id)
+        self._ended += (row.key, end.head.ended)
+        row.revision, row.state, row.owner = end.head.revision, "completed", None
+        row.ended, row.wake = end.head.ended, None
+        self.announce = True
 
     def _save(self, ready: ReadySave) -> Answer:
         save = ready.save
@@ -191,11 +223,11 @@ class Batch:
             self._say_if_foreign(row.owner, head.owner)
         columns = ready.boundaries
         for start in range(0, len(columns), pack.BOUNDARY_WIDTH):
-            self._boundaries += (key, *columns[start : start + pack.BOUNDARY_WIDTH])
+            columns[start] = key
+        self._boundaries += columns
         if ready.steps is not None:
             self._set_steps.append((key, save, *ready.steps))
-        if save.clear or save.put or save.drop or head.state in ENDED:
-            self._change_entries(row, save, ready.put)
+        self._change_entries(row, save, ready.put)
         if ready.blobs or save.drop_blobs:
             parts = self._parts(self._blobs, key)
             parts.values.update(ready.blobs)
@@ -247,7 +279,7 @@ class Batch:
             row.messages = 0
             self._moved[row.key] = row
         woken = head.woken or (head.owner is None and row.messages > 0 and state not in _FINISHED)
-        wake = 0.0 if state == "running" or (woken and state in _WAKES) else _wake(head)
+        wake = 0.0 if state == "running" or (woken and state in _WAKES) else wake_of(head)
         if same and woken == row.woken and wake == row.wake:
             return
         self._moved[row.key] = row
@@ -255,21 +287,27 @@ class Batch:
         self.announce = True
 
     def _create(self, ready: ReadyCreate) -> bool:
-        create = ready.create
-        self.loose.append(create.id)
-        if create.id in self._known:
+        id, head = ready.create.id, ready.create.head
+        if id in self._known:
+            self.loose.append(id)
             return False
-        key, head = self._new_key(), create.head
+        key = self._new_key()
         if head.owner not in self._owners:
+            self.loose.append(id)
             self._say_if_foreign(head.owner)
-        row = Row(key, head.fence, head.revision, ready.state, head.owner, head.ended, head.woken, _wake(head), 0, 0, 0)
-        self._creates += (key, *ready.definition, *_place(row)[:-1])
-        self._new_heads += (head.revision, 0, ready.numbers, ready.words, ready.crc, key)
-        self._steps += (key, *ready.steps)
-        self._boundaries += (key, *ready.boundary)
+        ready.columns[0] = ready.head[0] = ready.steps[0] = ready.boundary[0] = key
+        if ready.started:
+            self._starts += ready.columns
+        else:
+            self._creates += ready.columns
+        self._new_heads += ready.head
+        self._steps += ready.steps
+        self._boundaries += ready.boundary
         if ready.blobs:
             self._parts(self._blobs, key).values.update(ready.blobs)
-        self._known[create.id] = row
+        self._known[id] = Row(
+            key, head.fence, head.revision, ready.state, head.owner, head.ended, head.woken, ready.wake
+        )
         self.announce = True
         return True
 
@@ -280,13 +318,17 @@ class Batch:
         return self._next_key
 
     def _change_entries(self, row: Row, save: Save, puts: Mapping[str, Part]) -> None:
+        ended = save.head.state in ENDED
+        if not puts and not (row.entries and (save.clear or save.drop or ended)):
+            return
         entries = self._parts(self._entries, row.key)
         if save.clear:
             entries.clear()
         entries.drop(save.drop)
         entries.values.update(puts)
-        if save.head.state in ENDED:
+        if ended:
             entries.clear()
+        row.entries = not entries.cleared or bool(entries.values)
 
     @staticmethod
     def _parts(parts: dict[int, Parts], key: int) -> Parts:
@@ -336,10 +378,10 @@ class Batch:
     # writing
 
     def write(self) -> None:
-        if self._creates:
-            self._insert(sql.CREATE, self._creates)
-            self._insert(sql.CREATE_HEAD, self._new_heads)
-            self._insert(sql.ADD_STEPS, self._steps)
+        self._insert(sql.START, self._starts, MOST_ONCE)
+        self._insert(sql.CREATE, self._creates, MOST_ONCE)
+        self._insert(sql.CREATE_HEAD, self._new_heads, MOST_ONCE)
+        self._insert(sql.ADD_STEPS, self._steps, MOST_ONCE)
         for named in self._set_steps:
             self._write_steps(*named)
         self._write_heads()
@@ -363,6 +405,7 @@ class Batch:
 
     def _write_heads(self) -> None:
         self._insert(sql.SAVE_HEAD, self._heads)
+        self._insert(sql.FINISH, self._ended, MOST_ONCE)
         self._many(sql.MOVE, [_place(row) for row in self._moved.values()])
 
     def _write_boundaries(self) -> None:
@@ -383,14 +426,14 @@ class Batch:
         self._many(drop, dropped)
         self._insert(add, added)
 
-    def _insert(self, statement: str, values: list[Any]) -> None:
+    def _insert(self, statement: str, values: list[Any], most_rows: int = MOST_ROWS) -> None:
         """Many rows with each statement: while it runs the interpreter is free for the steps, which it is not in
         between two rows that are inserted one by one."""
         if not values:
             return
         width, done = statement.count("?"), 0
         rows = len(values) // width
-        most = min(MOST_ROWS, self._connection.getlimit(SQLITE_LIMIT_VARIABLE_NUMBER) // width)
+        most = min(most_rows, self._connection.getlimit(SQLITE_LIMIT_VARIABLE_NUMBER) // width)
         while rows:
             number = 1 << (min(rows, max(most, 1)).bit_length() - 1)
             self._connection.execute(sql.for_many(statement, number), values[done : done + number * width])
@@ -400,12 +443,6 @@ class Batch:
     def _many(self, statement: str, values: list[Any]) -> None:
         if values:
             self._connection.executemany(statement, values)
-
-
-def _wake(head: Head) -> float | None:
-    """As `rows.wake_at`, never negative: 0 is the mark of what is due at once."""
-    moment = rows.wake_at(head)
-    return None if moment is None else max(0.0, moment)
 
 
 def _place(row: Row) -> tuple[Any, ...]:

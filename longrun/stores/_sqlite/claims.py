@@ -14,9 +14,9 @@ import attrs
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
 from longrun.stored import Claim, Head, Loaded
-from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
 from longrun.stores._sqlite.load import Found, load_all
+from longrun.stores._sqlite.ready import wake_of
 from longrun.stores.assemble import Assembled, quarantined
 
 _STARTED = frozenset({ExecutionState.RUNNING, ExecutionState.RESUMING})
@@ -106,9 +106,16 @@ def _blocked(
 def _update(found: Found, head: Head, messages: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """For `SAVE_HEAD` and for `MOVE`."""
     state, *columns = pack.head_columns(found.id, head)
-    wake = rows.wake_at(head)
-    wake = None if wake is None else max(0.0, wake)
-    place = state, head.fence, head.owner, head.ended, head.woken, messages, found.last_message, wake
+    place = (
+        state,
+        head.fence,
+        head.owner,
+        head.ended,
+        1 if head.woken else 0,
+        messages,
+        found.last_message,
+        wake_of(head),
+    )
     return (head.revision, found.kept, *columns, found.key), (*place, found.key)
 
 

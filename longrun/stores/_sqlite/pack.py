@@ -29,7 +29,7 @@ _HEAD = struct.Struct("<7q?7d")
 _BOUNDARY = struct.Struct("<6q2d")
 COPIED = 65_536
 """What is larger is bound as it is: then the copy would take longer."""
-ReadyMove = tuple[Move, bytearray, int, tuple[Any, ...]]
+ReadyMove = tuple[Move, bytearray, int, list[Any]]
 """A move, numbers and checksum of its head, and the columns of its boundary. No class: there is one for every step."""
 UNREADABLE = (ValueError, TypeError, AttributeError, struct.error)
 """What damaged columns raise here."""
@@ -64,26 +64,38 @@ def head_columns(id: str, head: Head) -> tuple[str, bytearray, str, int]:
         _NAN if due is None else due,
         _NAN if of is None else of,
     )
-    return state, bytearray(numbers), words, crc32(numbers, _head_place(id, state, h.fence, h.owner, words))
+    return state, bytearray(numbers), words, crc32(numbers, _place(id, state, h.fence, h.owner, words))
 
 
-@lru_cache(4096)
-def _head_place(id: str, state: str, fence: int, owner: str | None, words: str) -> int:
-    """What the checksum of a head's numbers begins with. Few of the steps of an execution change it."""
+def _place(id: str, state: str, fence: int, owner: str | None, words: str) -> int:
+    """What the checksum of a head's numbers begins with."""
     return crc32(f"{id}\0{state}\0{fence}\0{owner}\0{words}".encode())
 
 
+@lru_cache(4096)
+def _places(id: str, fence: int, owner: str | None) -> tuple[int, int]:
+    """The same for every step of an execution that does not change hands: what the checksums of its heads begin with,
+    and, to which the number is still to be added, those of its boundaries."""
+    return _place(id, "running", fence, owner, ""), boundary_place(id, 0)
+
+
 def move_columns(move: Move) -> ReadyMove:
-    """What `head_columns` and `boundary_columns` give of a move: numbers and checksum of the head, which has no words,
-    and the columns of the boundary."""
+    """What `head_columns` and `boundary_columns` give of a move or an end: numbers and checksum of the head, which has
+    no words, and the columns of the boundary."""
     id, h, started, data = move.id, move.head, move.started, move.data
-    seq, step, visit, ended = h.seq, h.step, h.visit, h.updated
-    head = _HEAD.pack(h.revision, seq, step, visit, 0, 0, 0, False, ended, h.progress, 0, ended, _NAN, _NAN, _NAN)
-    numbers = _BOUNDARY.pack(step - 1, 1, step, visit, 0, len(data), _NAN if started is None else started, ended)
-    words, place = _names("step", move.name), boundary_place(id, seq)
+    seq, step, visit, at = h.seq, h.step, h.visit, h.updated
+    if type(move) is Move:
+        began, ended, words = at, _NAN, _names("step", move.name)
+        head_place, place = _places(id, h.fence, h.owner)
+        place = place + seq & 0xFFFFFFFF
+    else:
+        began, ended, words = _NAN, at, _names("finish", move.name)
+        head_place, place = _place(id, "completed", h.fence, None, ""), boundary_place(id, seq)
+    head = _HEAD.pack(h.revision, seq, step, visit, 0, 0, 0, False, at, h.progress, 0, began, ended, _NAN, _NAN)
+    numbers = _BOUNDARY.pack(step - 1, 1, step, visit, 0, len(data), _NAN if started is None else started, at)
     crc = crc32(numbers, crc32(words.encode(), place))
-    columns = seq, bytearray(numbers), words, crc, crc32(data, place), "", bytearray(data)
-    return move, bytearray(head), crc32(head, _head_place(id, "running", h.fence, h.owner, "")), columns
+    columns = [0, seq, bytearray(numbers), words, crc, crc32(data, place), "", bytearray(data)]
+    return move, bytearray(head), crc32(head, head_place), columns
 
 
 def head_fits(id: str, state: str, fence: int, owner: str | None, row: Sequence[Any]) -> bool:
@@ -91,7 +103,7 @@ def head_fits(id: str, state: str, fence: int, owner: str | None, row: Sequence[
     revision, numbers, words, crc = row
     try:
         same: bool = _HEAD.unpack(numbers)[0] == revision
-        return same and crc32(numbers, _head_place(id, state, fence, owner, words)) == crc
+        return same and crc32(numbers, _place(id, state, fence, owner, words)) == crc
     except UNREADABLE:
         return False
 
@@ -118,11 +130,11 @@ def _names(kind: str, name: str | None) -> str:
     return f'["{kind}", {"null" if name is None else encode_basestring_ascii(name)}, null]'
 
 
-BOUNDARY_WIDTH = 7
+BOUNDARY_WIDTH = 8
 
 
-def boundary_columns(id: str, boundary: Boundary) -> tuple[Any, ...]:
-    """For `ADD_BOUNDARY`, without the execution's key."""
+def boundary_columns(id: str, boundary: Boundary) -> list[Any]:
+    """For `ADD_BOUNDARY`, with room for the execution's key in front."""
     b = boundary
     seq, started, data = b.seq, b.started, b.data
     numbers = _BOUNDARY.pack(
@@ -133,9 +145,9 @@ def boundary_columns(id: str, boundary: Boundary) -> tuple[Any, ...]:
     place = boundary_place(id, seq)
     crc = crc32(numbers, crc32(words.encode(), place))
     if data is None:
-        return seq, bytearray(numbers), words, crc, None, blobs, None
+        return [0, seq, bytearray(numbers), words, crc, None, blobs, None]
     bound = bytearray(data) if len(data) <= COPIED else data
-    return seq, bytearray(numbers), words, crc, crc32(data, _blobs_crc(place, blobs)), blobs, bound
+    return [0, seq, bytearray(numbers), words, crc, crc32(data, _blobs_crc(place, blobs)), blobs, bound]
 
 
 def boundary_values(

@@ -7,12 +7,12 @@ that no other process waits for it; only what has to be compared with the stored
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from longrun.errors import NotStorableError
-from longrun.moves import Move
-from longrun.stored import Create, Save, Send, Write
+from longrun.moves import End, Move
+from longrun.stored import Create, Head, Save, Send, Write
 from longrun.stores import rows
 from longrun.stores._sqlite import pack
 
@@ -40,14 +40,25 @@ class ReadySave:
 
 
 class ReadyCreate:
-    __slots__ = ("blobs", "boundary", "crc", "create", "definition", "numbers", "state", "steps", "words")
+    """Columns with room for the key in front: those of `START` if it is `started`, and of `CREATE` otherwise."""
+
+    __slots__ = ("blobs", "boundary", "columns", "create", "head", "started", "state", "steps", "wake")
 
     def __init__(self, create: Create) -> None:
-        id, self.create = create.id, create
-        self.state, self.numbers, self.words, self.crc = pack.head_columns(id, create.head)
-        values = rows.definition_values(create.definition)
-        self.definition = (*values, rows.definition_crc(values))
-        self.steps = _steps(id, create.definition.steps)
+        self.create, d, h = create, create.definition, create.head
+        id, owner = d.id, h.owner
+        self.state, numbers, words, crc = pack.head_columns(id, h)
+        self.head = [0, h.revision, numbers, words, crc]
+        values = rows.definition_values(d)
+        crc = rows.definition_crc(values)
+        runs = self.state == "running" and owner is not None and h.ended is None and not h.woken
+        self.started = runs and values[6] == "{}" and d.parent_id is None
+        self.wake = 0.0 if self.started else wake_of(h)
+        if self.started:
+            self.columns = [0, *values[:6], d.created, crc, h.fence, owner]
+        else:
+            self.columns = [0, *values, crc, self.state, h.fence, owner, h.ended, 1 if h.woken else 0, self.wake]
+        self.steps = [0, *_steps(id, d.steps)]
         self.boundary = pack.boundary_columns(id, create.boundary)
         self.blobs = _checked(id, create.blobs, rows.blob_crc) if create.blobs else {}
 
@@ -66,15 +77,33 @@ class Unfit:
 Ready = pack.ReadyMove | ReadySave | ReadyCreate | Send | Unfit
 
 
-def ready(write: Write) -> Ready:
+_WAYS: dict[type, Callable[[Any], Ready]] = {
+    Move: pack.move_columns,
+    End: pack.move_columns,
+    Save: ReadySave,
+    Create: ReadyCreate,
+    Send: lambda send: send,
+}
+
+
+def all_ready(writes: Sequence[Write]) -> list[Ready]:
     try:
-        if type(write) is Move:
-            return pack.move_columns(write)
-        if isinstance(write, Save):
-            return ReadySave(write)
-        return ReadyCreate(write) if isinstance(write, Create) else write
+        return [_WAYS[type(write)](write) for write in writes]
+    except UNSTORABLE:  # one of them: the others are not to suffer
+        return [_ready_if_fit(write) for write in writes]
+
+
+def _ready_if_fit(write: Write) -> Ready:
+    try:
+        return _WAYS[type(write)](write)
     except UNSTORABLE as error:
         return Unfit(write, error)
+
+
+def wake_of(head: Head) -> float | None:
+    """As `rows.wake_at`, never negative: 0 is the mark of what is due at once."""
+    moment = rows.wake_at(head)
+    return None if moment is None else max(0.0, moment)
 
 
 def _steps(id: str, steps: tuple[str, ...]) -> tuple[str, int]:

@@ -120,10 +120,11 @@ CREATE TABLE quarantine (
 
 
 @cache
-def for_many(insert: str, rows: int) -> str:
-    """An INSERT with as many rows of values."""
-    head, _, values = insert.rpartition("VALUES")
-    return f"{head}VALUES{','.join([values] * rows)}"
+def for_many(statement: str, rows: int) -> str:
+    """The statement with as many rows of values."""
+    head, _, rest = statement.rpartition("VALUES ")
+    values, bracket, tail = rest.partition(")")
+    return f"{head}VALUES {','.join([values + bracket] * rows)}{tail}"
 
 
 DEFINITION = ", ".join(DEFINITION_COLUMNS)
@@ -132,7 +133,8 @@ MESSAGE = ", ".join(MESSAGE_COLUMNS)
 # the writer
 
 _KNOWN = """
-SELECT id, key, fence, revision, state, owner, ended, woken, wake, kept, messages, last_message
+SELECT id, key, fence, revision, state, owner, ended, woken, wake, kept, messages, last_message,
+    EXISTS (SELECT 1 FROM entry WHERE entry.execution = execution.key)
 FROM execution JOIN head ON head.execution = execution.key WHERE id
 """
 KNOWN = f"{_KNOWN} IN (SELECT value FROM json_each(?))"
@@ -141,19 +143,33 @@ LAST_KEY = "SELECT coalesce(max(key), 0) FROM execution"
 CREATE = f"""
 INSERT INTO execution
     (key, {DEFINITION}, definition_crc, state, fence, owner, ended, woken, messages, last_message, wake)
-VALUES ({", ".join("?" * (10 + len(DEFINITION_COLUMNS)))})
+VALUES ({", ".join("?" * (7 + len(DEFINITION_COLUMNS)))}, 0, 0, ?)
 """
-CREATE_HEAD = "INSERT INTO head (revision, kept, numbers, words, crc, execution) VALUES (?, ?, ?, ?, ?, ?)"
+START = """
+INSERT INTO execution
+    (key, id, workflow, version, total, queue, priority, created, definition_crc, fence, owner,
+    metadata, state, woken, messages, last_message, wake)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '{}', 'running', 0, 0, 0, 0.0)
+"""
+"""As `CREATE`, for what runs at once and has neither parent nor metadata."""
+CREATE_HEAD = "INSERT INTO head (execution, revision, kept, numbers, words, crc) VALUES (?, ?, 0, ?, ?, ?)"
 ADD_STEPS = "INSERT INTO steps (execution, names, crc) VALUES (?, ?, ?)"
 DEFINITION_OF = f"SELECT definition_crc, {DEFINITION} FROM execution WHERE key = ?"
 SET_NAMED = "UPDATE execution SET version = ?, total = ?, definition_crc = ? WHERE key = ?"
 SET_STEPS = "UPDATE steps SET names = ?, crc = ? WHERE execution = ?"
-SAVE_HEAD = CREATE_HEAD.replace("INSERT", "INSERT OR REPLACE")
+SAVE_HEAD = "INSERT OR REPLACE INTO head (revision, kept, numbers, words, crc, execution) VALUES (?, ?, ?, ?, ?, ?)"
 MOVE = """
 UPDATE execution
 SET state = ?, fence = ?, owner = ?, ended = ?, woken = ?, messages = ?, last_message = ?, wake = ?
 WHERE key = ?
 """
+FINISH = """
+UPDATE execution NOT INDEXED
+SET state = 'completed', owner = NULL, ended = one.column2, woken = 0, messages = 0, wake = NULL
+FROM (VALUES (?, ?)) AS one WHERE key = one.column1
+"""
+"""As `MOVE`, for what comes to its end. By the key in any case: statistics of a table that was small once let SQLite
+search for it elsewhere."""
 ADD_BOUNDARY = """
 INSERT INTO boundary (execution, seq, numbers, words, crc, state_crc, blobs, data)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
