@@ -296,7 +296,7 @@ class CheckpointStore:
 
     def _sealed(self, write: Write) -> Write:
         seal = self._seal
-        if type(write) is Move:
+        if isinstance(write, Move):
             if len(write.data) <= seal.untouched:
                 return write
             return attrs.evolve(write, boundaries=(self._sealed_boundary(write.id, write.boundary),))

@@ -15,7 +15,7 @@ from longrun.seal import Seal
 from longrun.stores.store import CheckpointStore
 from longrun.testing.conformance_async import both, soon
 from longrun.testing.conformance_base import ConformanceBase
-from longrun.testing.samples import boundary, claim, owned, send, step
+from longrun.testing.samples import boundary, claim, end, move, owned, send, step
 
 KEY = bytes(range(32))
 TEXT = b"a secret that is long enough to be found " * 1000
@@ -49,6 +49,20 @@ class SealContract(ConformanceBase):
         assert [message.payload for message in await store.messages("a")] == [TEXT + b"4"]
         (given,) = await store.claim(claim(dead=frozenset({"me"})))
         assert attrs.evolve(given, head=found.head) == found
+        await self.moved(store)
+
+    async def moved(self, store: CheckpointStore) -> None:
+        """The smallest writes are sealed as well."""
+        new = owned("m")
+        await store.create(new)
+        for make in (move, end):
+            made = make("m", (await store.load("m")).head, data=TEXT)
+            await store.save(made)
+            assert (await store.load("m")).boundary == made.boundary
+            stored = store.backend.checkpoint("m", made.head.seq)
+            assert stored is not None
+            assert stored[0].data is not None
+            assert stored[0].data[:2] == store._seal.wrap(TEXT, "m")[:2]  # version and flags of the frame
 
     @both
     async def test_compressed(self, store: CheckpointStore) -> None:
