@@ -14,6 +14,7 @@ import pytest
 
 from longrun.records import ExecutionState
 from longrun.stored import Claim, Query
+from longrun.stores._postgres import asking
 from longrun.stores._postgres.links import OwnConnection
 from longrun.stores._postgres.queries import Statement
 from longrun.stores._postgres.writing import Writing
@@ -81,9 +82,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     run, write = Statement.run, Writing._run
 
     def explained(self: Statement, connection: Any, parameters: Any, *, prepare: bool = True) -> Any:
-        values = [parameters[name] for name in self._names]
         cursor = psycopg.RawCursor(connection)
-        cursor.execute(b"EXPLAIN " + self._text, values, prepare=False)
+        cursor.execute(b"EXPLAIN " + self.text, self.values(parameters), prepare=False)
         seen.append("\n".join(line for (line,) in cursor))
         return run(self, connection, parameters, prepare=prepare)
 
@@ -95,6 +95,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Statement, "run", explained)
     monkeypatch.setattr(Writing, "_run", explained_write)
+    monkeypatch.setattr(asking, "OwnConnection", ())  # whatever is asked, is asked by `Statement.run`
     return seen
 
 
