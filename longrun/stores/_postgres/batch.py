@@ -21,7 +21,7 @@ from longrun.moves import End, Move
 from longrun.stored import Create, Definition, Save, Send, Write, searched_texts
 from longrun.stores import rows
 from longrun.stores._postgres import moves
-from longrun.stores._postgres.arrays import Ints, Texts, columns
+from longrun.stores._postgres.arrays import Ints, Texts
 from longrun.stores._postgres.links import Connection
 from longrun.stores._postgres.parts import ENDED, Parts
 from longrun.stores._postgres.queries import KIND, Queries
@@ -76,8 +76,6 @@ class Batch:
         if isinstance(first, Send):
             return [] if len(group) == 1 and self._send_alone(connection, group[0], first) else [group]
         saves = [write for n in group if isinstance(write := self.writes[n], Save)]
-        if any(save.steps is not None for save in saves):
-            return [group]
         if not any(_lets_go(save) for save in saves):
             self._save(connection, group)
             return []
@@ -199,6 +197,10 @@ class Batch:
             parts.add_save(save)
         if alone and any(save.take for save in saves):
             parts.add_sweeps(saves)
+        named = {save.id: save for save in saves if save.steps is not None}
+        if named:
+            for definition in self.queries.run(connection, "definitions_of", ids=Texts(named)):
+                parts.add_steps(named[definition[0]], definition)
         # Who sent a request waits to see it obeyed.
         tell = any(save.take or _lets_go(save) for save in saves)
         return parts.apply(connection, self.queries, tell=tell, alone=alone)
@@ -208,25 +210,7 @@ class Batch:
         released = [save for save in saves if _lets_go(save)]
         if released:
             self._let_go(connection, released, set(applied))
-        named = {save.id: save for save in saves if save.steps is not None}
-        if named:
-            self._set_steps(connection, {id: named[id] for id in applied if id in named})
         return applied
-
-    def _set_steps(self, connection: Connection, named: dict[str, Save]) -> None:
-        """The steps of executions that were submitted without. Their rows are locked by the save."""
-        changed: list[tuple[Any, ...]] = []
-        for *values, crc in self.queries.run(connection, "definitions_of", ids=Texts(named)):
-            save = named[values[0]]
-            intact = rows.definition_crc(values) == crc  # a damaged definition stays one
-            version, total = rows.set_named(values, save)
-            steps = rows.steps_text(save.steps or ())
-            fresh = rows.definition_crc(values) if intact else crc
-            changed.append((save.id, steps, rows.steps_crc(save.id, steps), version, total, fresh))
-        if changed:
-            names = ("id", "steps", "steps_crc", "version", "total", "crc")
-            kinds = (Texts, Texts, Ints, Texts, Ints, Ints)
-            self.queries.run(connection, "set_steps", **columns(names, kinds, changed))
 
     def _let_go(self, connection: Connection, released: list[Save], applied: set[str]) -> None:
         """What follows for an execution without an owner. Its row is locked by the save, so no message crosses this."""

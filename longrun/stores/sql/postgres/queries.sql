@@ -191,6 +191,15 @@ WITH applied AS (
     WHERE m.execution = o.execution AND (o.execution IN (SELECT id FROM applied)) IS TRUE
 )
 
+-- name: with_steps
+, named AS (
+    UPDATE {schema}.definitions AS d
+    SET steps = n.steps, steps_crc = n.steps_crc, version = n.version, total = n.total, crc = n.crc
+    FROM unnest(%(n_execution)s, %(n_steps)s, %(n_steps_crc)s, %(n_version)s, %(n_total)s, %(n_crc)s)
+        AS n (execution, steps, steps_crc, version, total, crc)
+    WHERE d.id = n.execution AND (n.execution IN (SELECT id FROM applied)) IS TRUE
+)
+
 -- name: answer
 SELECT array_agg(id) FROM applied
 
@@ -200,13 +209,6 @@ SELECT array_agg(id), pg_notify(%(channel)s, %(teller)s) FROM applied
 -- name: definitions_of
 SELECT h.id, h.workflow, d.version, d.total, h.queue, h.priority, d.metadata, h.parent_id, h.created, d.crc
 FROM {schema}.heads AS h JOIN {schema}.definitions AS d ON d.id = h.id WHERE h.id = ANY(%(ids)s)
-
--- name: set_steps
-UPDATE {schema}.definitions AS d
-SET steps = w.steps, steps_crc = w.steps_crc, version = w.version, total = w.total, crc = w.crc
-FROM unnest(%(id)s, %(steps)s, %(steps_crc)s, %(version)s, %(total)s, %(crc)s)
-AS w (id, steps, steps_crc, version, total, crc)
-WHERE d.id = w.id
 
 -- name: wake_released
 -- In a statement of its own: it must see messages that were sent while the save waited for the row.
