@@ -9,11 +9,9 @@ import secrets
 from collections.abc import Iterable
 from typing import Any
 
-import attrs
-
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
-from longrun.stored import Claim, Head, Loaded
+from longrun.stored import Claim, Head, Loaded, copied
 from longrun.stores import rows
 from longrun.stores._postgres.arrays import Ints, Texts, columns
 from longrun.stores._postgres.asking import Ask, Row, in_one
@@ -72,8 +70,8 @@ class Claiming:
                 continue
             if found.loaded.damage:
                 repair(ask, id, found)
-            head = self._claimed(found.loaded.head)
-            given.append(attrs.evolve(found.loaded, head=head))
+            head = found.loaded.head = self._claimed(found.loaded.head)
+            given.append(found.loaded)
             values.append((id, head.fence, head.crashes, rows.head_crc(id, rows.head_values(head))))
         if values:
             changed = columns(_CHANGED, (Texts, Ints, Ints, Ints), values)
@@ -81,7 +79,7 @@ class Claiming:
         return given
 
     def _claimed(self, head: Head) -> Head:
-        crashed = head.owner not in (None, self._claim.owner) and head.state in _CRASHED
-        return attrs.evolve(
-            head, fence=head.fence + 1, owner=self._claim.owner, woken=False, crashes=head.crashes + crashed
-        )
+        new = copied(head)
+        new.fence, new.owner, new.woken = head.fence + 1, self._claim.owner, False
+        new.crashes += head.owner not in (None, self._claim.owner) and head.state in _CRASHED
+        return new
