@@ -56,7 +56,7 @@ class Batch:
         if self._moves_only:
             plain = moves.narrow_rows(self.writes, STATEMENT_BYTES)
             if plain is not None:
-                self._move(connection, range(len(self.writes)), plain)
+                self._save(connection, self._move(connection, range(len(self.writes)), plain))
                 return list(self.answers)
         groups = self._groups()
         if len(groups) == 1:
@@ -70,8 +70,14 @@ class Batch:
     def _apply_alone(self, connection: Connection, group: list[int]) -> list[list[int]]:
         """Do what a single statement can do, in the server's own transaction around it; what is left is answered."""
         first = self.writes[group[0]]
-        if group[0] in self._plain or isinstance(first, Create):
-            self._apply(connection, group)
+        if group[0] in self._plain:
+            left = self._move(connection, group, self._plain.pop(group[0]))
+            if type(first) is End:
+                return [left] if left else []
+            self._save(connection, left)
+            return []
+        if isinstance(first, Create):
+            self._create(connection, group)
             return []
         if isinstance(first, Send):
             return [] if len(group) == 1 and self._send_alone(connection, group[0], first) else [group]
@@ -94,8 +100,6 @@ class Batch:
         last: dict[str, tuple[int, type]] = {}
         for place, write in enumerate(self.writes):
             id, kind = write.id, type(write)
-            if kind is End:
-                kind = Save
             before = last.get(id)
             number = 0
             if before is not None:
@@ -107,15 +111,18 @@ class Batch:
         return [part for wave in waves for part in self._parts(wave)]
 
     def _parts(self, wave: dict[type, list[int]]) -> Iterator[list[int]]:
-        moved, saved = wave.pop(Move, []), wave.get(Save)
-        if moved and (saved is None or len(moved) > moves.FEW):
-            plain = moves.narrow_rows([self.writes[place] for place in moved], STATEMENT_BYTES)
-            if plain is not None:
-                self._plain[moved[0]] = plain
-                yield moved
-                moved = []
-        if moved:
-            wave[Save] = [*(saved or ()), *moved]
+        """Moves and ends have statements of their own, unless there are few of them beside others."""
+        for kind in (Move, End):
+            group = wave.pop(kind, [])
+            beside = Save in wave or End in wave
+            if group and (not beside or len(group) > moves.FEW):
+                plain = moves.narrow_rows([self.writes[place] for place in group], STATEMENT_BYTES)
+                if plain is not None:
+                    self._plain[group[0]] = plain
+                    yield group
+                    continue
+            if group:
+                wave[Save] = [*wave.get(Save, ()), *group]
         for group in wave.values():
             yield from self._bounded(group)
 
@@ -137,7 +144,7 @@ class Batch:
     def _apply(self, connection: Connection, group: list[int]) -> None:
         first = self.writes[group[0]]
         if group[0] in self._plain:
-            self._move(connection, group, self._plain[group[0]])
+            self._save(connection, self._move(connection, group, self._plain[group[0]]))
         elif isinstance(first, Save):
             self._save(connection, group)
         elif isinstance(first, Create):
@@ -160,12 +167,13 @@ class Batch:
 
     # saves
 
-    def _move(self, connection: Connection, group: Sequence[int], plain: list[moves.Row]) -> None:
-        """Those that were not applied go the way of other saves, which says why."""
-        applied = moves.apply(connection, self.queries, plain)
+    def _move(self, connection: Connection, group: Sequence[int], plain: list[moves.Row]) -> list[int]:
+        """Places of those that were not applied: they go the way of other saves, which says why."""
+        ends = type(self.writes[group[0]]) is End
+        applied = moves.apply(connection, self.queries, plain, ends=ends)
         if len(applied) == len(self.writes):
             self.answers = [None] * len(applied)
-            return
+            return []
         done = set(applied)
         left = []
         for place in group:
@@ -173,11 +181,12 @@ class Batch:
                 self.answers[place] = None
             else:
                 left.append(place)
-        if left:
-            self._save(connection, left)
+        return left
 
     def _save(self, connection: Connection, group: list[int]) -> None:
         saves: dict[str, tuple[int, Save]] = {}
+        if not group:
+            return
         for place in group:
             write = self.writes[place]
             assert isinstance(write, Save)

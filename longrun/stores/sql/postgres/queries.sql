@@ -46,12 +46,12 @@ OR w.owner IS NULL AND w.state NOT IN ('completed', 'failed', 'cancelled') AND E
 )
 
 -- name: move
--- A batch of moves: from a step that ended at its first attempt to the one behind it. One row has all of it, and the
--- tables that follow are filled from what was applied.
+-- A batch of moves: from a step that ended at its first attempt to the one behind it, or to the end. One row has all of
+-- it, and the tables that follow are filled from what was applied.
 WITH applied AS (
     UPDATE {schema}.heads AS h SET
-        state = 'running', revision = w.revision, owner = w.owner, seq = w.seq, step = w.next, visit = w.visit,
-        iteration = 0, attempt = 0, started = w.ended, updated = w.ended, ended = NULL, due = NULL, signal = NULL,
+        state = {state}, revision = w.revision, owner = w.owner, seq = w.seq, step = w.next, visit = w.visit,
+        iteration = 0, attempt = 0, started = {started}, updated = w.ended, ended = {ended}, due = NULL, signal = NULL,
         woken = false, hold = false, crashes = 0, error = NULL, reason = NULL, progress = w.progress, done = 0,
         "of" = NULL, note = NULL, crc = w.crc
     FROM unnest(
@@ -60,13 +60,13 @@ WITH applied AS (
     ) AS w (
         id, fence, revision, owner, progress, crc, seq, name, started, ended, next, visit, b_crc, data, s_crc {name}
     )
-    WHERE h.id = w.id AND h.fence = w.fence AND h.revision = w.revision - 1
+    WHERE h.id = w.id AND h.fence = w.fence AND h.revision = w.revision - 1 {unless}
     RETURNING w.*
 ), bounded AS (
     INSERT INTO {schema}.boundaries (
         execution, seq, kind, step, name, started, ended, attempts, next, visit, iteration, size, crc
     )
-    SELECT id, seq, 'step', next - 1, name, started, ended, 1, next, visit, 0, octet_length(data), b_crc FROM applied
+    SELECT id, seq, {kind}, next - 1, name, started, ended, 1, next, visit, 0, octet_length(data), b_crc FROM applied
 ), stated AS (
     INSERT INTO {schema}.states (execution, seq, data, crc) SELECT id, seq, data, s_crc FROM applied
 )
@@ -75,6 +75,15 @@ WITH applied AS (
 , stripped AS (
     DELETE FROM {schema}.states AS s USING applied AS a WHERE s.execution = a.id AND s.seq < a.strip_before
 )
+
+-- name: move_and_clear
+-- Neither progress nor messages are left of what has ended; what was ever sent a message ends in another way.
+, cleared AS (
+    DELETE FROM {schema}.entries AS e USING applied AS a WHERE e.execution = a.id
+)
+
+-- name: unless_sent_to
+AND h.last_message = 0
 
 -- name: create
 WITH applied AS (
