@@ -130,6 +130,18 @@ def test_what_is_asked_often_goes_by_an_index(full: StoreBackend, plans: list[st
                 assert f"Seq Scan on {table}" not in plan, f"{name}:\n{plan}"
 
 
+def test_a_load_looks_for_one_id_after_the_other(url: str, postgres_schema: str) -> None:
+    """I16: also by a plan that was made when there was nothing yet, and is kept."""
+    with opened(PostgresBackend(url, schema=postgres_schema)) as backend:
+        assert isinstance(backend, PostgresBackend)
+        with backend._links._writing() as connection:
+            text = backend._queries.statement("load").text
+            plan = "\n".join(line for (line,) in connection.execute(b"EXPLAIN " + text.replace(b"$1", b"NULL")))
+    scans = plan.count(" Scan ")
+    assert scans >= 7, plan
+    assert plan.count("Index Cond: ") == scans, plan
+
+
 def test_a_plan_that_reads_everything_is_seen(full: StoreBackend, plans: list[str]) -> None:
     """The test above can fail: a count of everything does read the table."""
     assert sum(full.count(Query()).values()) == MANY_ROWS + 91

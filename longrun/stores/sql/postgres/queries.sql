@@ -389,8 +389,8 @@ WHERE h.id = w.id
 
 -- name: load
 -- One row for each execution: its definition, its head, the numbers of its states, and the newest of them. Each table is
--- asked for one id after the other, whatever the planner thinks of their size. Without ids: what was claimed just now in
--- the same transaction.
+-- asked for one id after the other, whatever the planner thinks of their size (of EXISTS it would make a look at all).
+-- Without ids: what was claimed just now in the same transaction.
 SELECT h.id, h.workflow, d.version, d.total, h.queue, h.priority, d.metadata, h.parent_id, h.created,
     d.crc, d.steps, d.steps_crc,
     h.state, h.fence, h.revision, h.owner, h.seq, h.step, h.visit, h.iteration, h.attempt, h.started, h.updated,
@@ -399,8 +399,8 @@ SELECT h.id, h.workflow, d.version, d.total, h.queue, h.priority, d.metadata, h.
     s.blobs, s.data, b.crc, s.crc,
     (SELECT coalesce(max(l.seq), 0) FROM {schema}.boundaries AS l WHERE l.execution = h.id),
     k.numbers, k.blobs,
-    EXISTS (SELECT FROM {schema}.entries AS e WHERE e.execution = h.id),
-    EXISTS (SELECT FROM {schema}.messages AS m WHERE m.execution = h.id)
+    (SELECT 1 FROM {schema}.entries AS e WHERE e.execution = h.id LIMIT 1),
+    (SELECT 1 FROM {schema}.messages AS m WHERE m.execution = h.id LIMIT 1)
 FROM {schema}.heads AS h
 LEFT JOIN LATERAL (SELECT * FROM {schema}.definitions AS o WHERE o.id = h.id LIMIT 1) AS d ON true
 LEFT JOIN LATERAL (
