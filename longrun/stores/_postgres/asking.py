@@ -76,9 +76,7 @@ class _Together:
         try:
             if kind is None:
                 self._say(b"COMMIT")
-                self._pgconn.pipeline_sync()
-                self._take()
-                self._next()
+                self.read()
                 self._pgconn.exit_pipeline_mode()
         except BaseException as error:
             kind = type(error)
@@ -105,26 +103,28 @@ class _Together:
         self._waiting.append(None)
 
     def read(self) -> None:
-        """Have the answers to all that was asked so far."""
-        self._pgconn.send_flush_request()
-        self._take()
+        """Have the answers to all that was asked so far. The server knows then that it is its client's turn, and waits
+        for that as long as it may in a transaction; after a mere flush it would wait for ever, with all locks held."""
+        self._pgconn.pipeline_sync()
+        self._waiting.append(None)
+        self._flush()
+        while self._waiting:
+            asked, result = self._waiting.popleft(), checked(self._next())
+            if asked is not None:
+                asked.result = result
 
     def rows(self, result: Any) -> list[Row]:
         transformer = Transformer(self._connection)
         transformer.set_pgresult(result)
         return transformer.load_rows(0, result.ntuples, tuple)
 
-    def _take(self) -> None:
+    def _flush(self) -> None:
         while self._pgconn.flush():
             if self._ready(select.POLLIN | select.POLLOUT) & select.POLLIN:
                 self._pgconn.consume_input()
-        while self._waiting:
-            asked, result = self._waiting.popleft(), checked(self._next())
-            if asked is not None:
-                asked.result = result
 
     def _next(self) -> Any:
-        """The next answer; behind each of them comes None."""
+        """The next answer; between them comes None."""
         result = None
         while result is None:
             while self._pgconn.is_busy():

@@ -301,8 +301,9 @@ def labels_text(value: Any) -> str:
 
 def search_text(definition: Definition) -> str:
     """What a text filter looks into: the id and each metadata value, folded by Python's rules, not by the server's."""
-    values = searched_texts(definition.id, definition.metadata) if definition.metadata else (definition.id,)
-    return rows.clean("\x1f".join(values).casefold()) or ""
+    id, metadata = definition.id, definition.metadata
+    text = "\x1f".join(searched_texts(id, metadata)) if metadata else id
+    return rows.clean(text.casefold()) or ""
 
 
 def _lets_go(save: Save) -> bool:
@@ -312,9 +313,12 @@ def _lets_go(save: Save) -> bool:
 
 def _weight(write: Write) -> int:
     """Bytes of data, near enough."""
-    if isinstance(write, Save):
-        size = sum([len(b.data) for b in write.boundaries if b.data is not None])
-        return size + sum(map(len, write.blobs.values())) + sum(map(len, write.put.values()))
+    if isinstance(write, Send):
+        return 0
     if isinstance(write, Create):
-        return len(write.boundary.data or b"") + sum(map(len, write.blobs.values()))
-    return 0
+        size = len(write.boundary.data or b"")
+    else:
+        size = sum([len(b.data) for b in write.boundaries if b.data is not None])
+        if write.put:
+            size += sum(map(len, write.put.values()))
+    return size + sum(map(len, write.blobs.values())) if write.blobs else size

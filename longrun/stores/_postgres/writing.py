@@ -23,7 +23,7 @@ PREPARED = 100
 _UNNEST = re.compile(r"unnest\(((?:[^()]|\(\w+\))*)\)")
 _APPLIED = re.compile(r"\(\w+\.\w+ IN \(SELECT id FROM applied\)\) IS TRUE")
 _NEWS = ("channel", "teller")
-_GOOD = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
+_GOOD = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK, ExecStatus.PIPELINE_SYNC)
 
 
 class Writing:
