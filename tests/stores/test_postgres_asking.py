@@ -85,3 +85,12 @@ def test_what_the_server_refuses_is_its_error_and_the_next_one_works(
     assert isinstance(refused.value.__cause__, errors.DivisionByZero)
     monkeypatch.undo()
     assert ids_of(backend.claim(claim())) == ["a"]
+
+
+def test_what_was_claimed_is_forgotten_with_the_claim(backend: PostgresBackend) -> None:
+    """The server leaves an empty text where the ids stood: a load by ids, planned after that, must not mind it."""
+    created(backend, create("a"), create("b"))
+    assert ids_of(backend.claim(claim(limit=1))) == ["a"]
+    assert backend.delete(["b"]) == [False]
+    assert backend.delete(["a", "nowhere"]) == [False, False]
+    assert ids_of(backend.claim(claim())) == ["b"]

@@ -390,7 +390,8 @@ WHERE h.id = w.id
 -- name: load
 -- One row for each execution: its definition, its head, the numbers of its states, and the newest of them. Each table is
 -- asked for one id after the other, whatever the planner thinks of their size (of EXISTS it would make a look at all).
--- Without ids: what was claimed just now in the same transaction.
+-- Without ids: what was claimed just now in the same transaction. After it the setting is an empty text, which the
+-- planner reads whether there are ids or not.
 SELECT h.id, h.workflow, d.version, d.total, h.queue, h.priority, d.metadata, h.parent_id, h.created,
     d.crc, d.steps, d.steps_crc,
     h.state, h.fence, h.revision, h.owner, h.seq, h.step, h.visit, h.iteration, h.attempt, h.started, h.updated,
@@ -413,7 +414,7 @@ CROSS JOIN LATERAL (
     SELECT array_agg(n.seq ORDER BY n.seq) AS numbers, array_agg(n.blobs ORDER BY n.seq) AS blobs
     FROM {schema}.states AS n WHERE n.execution = h.id
 ) AS k
-WHERE h.id = ANY(coalesce(%(ids)s::text[], current_setting('longrun.claimed', true)::text[]))
+WHERE h.id = ANY(coalesce(%(ids)s::text[], nullif(current_setting('longrun.claimed', true), '')::text[]))
 
 -- name: load_boundaries
 SELECT b.seq, b.kind, b.step, b.name, b.started, b.ended, b.attempts, b.error, b.next, b.visit, b.iteration, b.size,
