@@ -21,10 +21,11 @@ from longrun.seal import Seal
 from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Stored, Write
 from longrun.stores import rows
 from longrun.stores._postgres.arrays import Texts
+from longrun.stores._postgres.asking import in_one
 from longrun.stores._postgres.batch import Batch
 from longrun.stores._postgres.claiming import Claiming
 from longrun.stores._postgres.driver import errors, psycopg
-from longrun.stores._postgres.links import Connection, Links, Pool, in_one
+from longrun.stores._postgres.links import Connection, Links, Pool
 from longrun.stores._postgres.listening import Listener
 from longrun.stores._postgres.listing import Conditions, stored_from
 from longrun.stores._postgres.loading import Loader, set_aside_if_writable
@@ -150,7 +151,7 @@ class PostgresBackend(StoreBackend):
     def _set_unreadable_aside(self, connection: Connection, ids: Sequence[str]) -> list[str]:
         """Those of which nothing can be read; all there is of them is copied to the quarantine, so that they may go."""
         there = [id for (id,) in self._queries.run(connection, "lock_all", ids=Texts(ids))] if ids else []
-        found = Loader(connection, self._queries).load(there) if there else {}
+        found = Loader(partial(self._queries.run, connection)).load(there) if there else {}
         unreadable = [id for id, one in found.items() if isinstance(one, CorruptDataError)]
         if unreadable:
             self._queries.run(connection, "set_all_aside", ids=Texts(unreadable))
@@ -165,15 +166,14 @@ class PostgresBackend(StoreBackend):
         return self._links.read(partial(self._load, id))
 
     def _load(self, id: str, connection: Connection) -> Loaded | None:
-        with in_one(connection):
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            found = Loader(connection, self._queries).load([id]).get(id)
+        with in_one(connection, self._queries, snapshot=True) as ask:
+            found = Loader(ask).load([id]).get(id)
         if isinstance(found, CorruptDataError):
             raise found
         if found is None:
             return None
         if found.damaged:
-            set_aside_if_writable(connection, self._queries, id, found)
+            set_aside_if_writable(partial(self._queries.run, connection), id, found)
         return found.loaded
 
     def find(self, query: Query) -> list[Stored]:
@@ -201,10 +201,10 @@ class PostgresBackend(StoreBackend):
     def _checkpoint(self, id: str, seq: int, connection: Connection) -> tuple[Boundary, Mapping[str, bytes]] | None:
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            return Loader(connection, self._queries).checkpoint(id, seq)
+            return Loader(partial(self._queries.run, connection)).checkpoint(id, seq)
 
     def messages(self, id: str) -> list[Message]:
-        return self._links.read(lambda connection: Loader(connection, self._queries).messages(id))
+        return self._links.read(lambda connection: Loader(partial(self._queries.run, connection)).messages(id))
 
     def states_of(self, ids: Sequence[str]) -> Mapping[str, ExecutionState]:
         return rows.states_from(self._rows("states_of", ids=Texts([rows.clean(id) for id in ids])))

@@ -200,10 +200,10 @@ def test_moves_alone_are_one_statement(postgres: StoreBackend, monkeypatch: pyte
     asked: list[int] = []
     usual: Callable[..., Any] = postgres_moves.apply
 
-    def counted(connection: Any, queries: Any, found: Any) -> Any:
+    def counted(connection: Any, queries: Any, found: Any, *, ends: bool) -> Any:
         asked.append(len(found))
         monkeypatch.setattr(connection, "cursor", None)
-        return usual(connection, queries, found)
+        return usual(connection, queries, found, ends=ends)
 
     monkeypatch.setattr(postgres_moves, "apply", counted)
     done(postgres, *(move(new.id, new.head) for new in news))

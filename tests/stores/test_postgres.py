@@ -512,11 +512,10 @@ def test_a_connection_that_cannot_be_set_up_is_closed(
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "steps"),
+    ("name", "fields"),
     [
-        ("sweep_ended", {"state": ExecutionState.COMPLETED, "owner": None}, None),
-        ("wake_released", {"state": ExecutionState.WAITING, "owner": None}, None),
-        ("set_steps", {}, ("one", "two")),
+        ("sweep_ended", {"state": ExecutionState.COMPLETED, "owner": None}),
+        ("wake_released", {"state": ExecutionState.WAITING, "owner": None}),
     ],
 )
 def test_a_save_and_what_follows_from_it_are_one(
@@ -525,14 +524,13 @@ def test_a_save_and_what_follows_from_it_are_one(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     fields: dict[str, Any],
-    steps: tuple[str, ...] | None,
 ) -> None:
     """I1: if the second statement fails, the first was not made."""
     with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
         new = owned("a")
         created(backend, new)
         backend.commit([send("a")])
-        save = change("a", new.head, head_fields=fields, steps=steps)
+        save = change("a", new.head, head_fields=fields)
         usual = Queries.run
 
         def failing(self: Queries, connection: Any, statement: str, **parameters: Any) -> Any:
@@ -762,6 +760,26 @@ def test_steps_are_set_by_who_first_runs_it(server_url: str, postgres_schema: st
         done(backend, change("a", new.head, steps=("one", "two")), step("b", owned("b").head))
         assert loaded(backend, "a").definition == attrs.evolve(new.definition, steps=("one", "two"), total=2)
         assert {one.definition.id: one.definition.total for one in backend.find(Query())} == {"a": 2, "b": 3}
+
+
+def test_steps_are_set_by_the_save_that_names_them(
+    server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I1: in its one statement, so that there is nothing between the two."""
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        new = [owned(id, steps=(), total=0) for id in "abc"]
+        created(backend, *new)
+        monkeypatch.setattr(psycopg.Connection, "transaction", lambda connection: pytest.fail("a transaction"))
+        done(backend, change("a", new[0].head, steps=("one", "two"), version="2"))
+        done(backend, *(change(one.id, one.head, steps=("x",), put={"e": b"1"}) for one in new[1:]))
+        monkeypatch.undo()
+        found = [loaded(backend, id) for id in "abc"]
+        assert [(one.definition.steps, one.definition.version) for one in found] == [
+            (("one", "two"), "2"),
+            (("x",), "1"),
+            (("x",), "1"),
+        ]
+        assert [one.damage for one in found] == [(), (), ()]
 
 
 def test_free_text_may_hold_anything(server_url: str, postgres_schema: str) -> None:

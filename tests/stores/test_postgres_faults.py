@@ -20,7 +20,7 @@ from longrun.stored import Head
 from longrun.stores.base import StoreBackend
 from longrun.stores.postgres import PostgresBackend
 from longrun.testing.conformance_base import PATIENCE, beside, created, done, head_of, loaded, opened
-from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
+from longrun.testing.samples import NOW, boundary, change, claim, create, end, owned, send, step
 from tests.servers import NOBODY, PostgresServer
 from tests.stores.postgres_proxy import CuttingProxy
 
@@ -60,6 +60,16 @@ class TestCutInTheMiddle:
         assert backend.commit([create("victim"), create("taken"), create("victim")]) == [True, False, False]
         assert proxy.cuts == 1
 
+    def test_end(self, backend: StoreBackend, proxy: CuttingProxy, answer_lost: bool) -> None:
+        new = owned("victim")
+        created(backend, new)
+        last = end("victim", new.head)
+        proxy.cut_at(b"victim", answer_lost=answer_lost)
+        assert done(backend, last) == [None]
+        assert proxy.cuts == 1
+        assert [one.seq for one in backend.boundaries("victim")] == [1, 2]
+        assert head_of(backend, "victim") == last.head
+
     @pytest.mark.parametrize("key", [None, "k"])
     def test_send(self, backend: StoreBackend, proxy: CuttingProxy, answer_lost: bool, key: str | None) -> None:
         created(backend, create("victim"))
@@ -68,11 +78,13 @@ class TestCutInTheMiddle:
         assert proxy.cuts == 1
         assert [message.id for message in backend.messages("victim")] == [1, 2]
 
-    def test_claim(self, backend: StoreBackend, proxy: CuttingProxy, answer_lost: bool) -> None:
-        """One that was woken is due only once: were the first claim not found again, nobody would ever run it."""
+    @pytest.mark.parametrize("marker", [b"BEGIN", b"COMMIT"])
+    def test_claim(self, backend: StoreBackend, proxy: CuttingProxy, answer_lost: bool, marker: bytes) -> None:
+        """One that was woken is due only once: were the first claim not found again, nobody would ever run it. What a
+        lost one has locked is free again when the server has waited for it for a while."""
         parked = create("victim", ExecutionState.WAITING, head_fields={"signal": "go"})
         done(backend, parked, send("victim"))
-        proxy.cut_at(b"COMMIT", answer_lost=answer_lost)
+        proxy.cut_at(marker, answer_lost=answer_lost)
         (given,) = backend.claim(claim())
         assert proxy.cuts == 1
         assert (given.head.fence, given.head.owner, given.head.woken) == (1, "me", False)

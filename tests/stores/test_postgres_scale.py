@@ -14,6 +14,7 @@ import pytest
 
 from longrun.records import ExecutionState
 from longrun.stored import Claim, Query
+from longrun.stores._postgres import asking
 from longrun.stores._postgres.links import OwnConnection
 from longrun.stores._postgres.queries import Statement
 from longrun.stores._postgres.writing import Writing
@@ -81,9 +82,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     run, write = Statement.run, Writing._run
 
     def explained(self: Statement, connection: Any, parameters: Any, *, prepare: bool = True) -> Any:
-        values = [parameters[name] for name in self._names]
         cursor = psycopg.RawCursor(connection)
-        cursor.execute(b"EXPLAIN " + self._text, values, prepare=False)
+        cursor.execute(b"EXPLAIN " + self.text, self.values(parameters), prepare=False)
         seen.append("\n".join(line for (line,) in cursor))
         return run(self, connection, parameters, prepare=prepare)
 
@@ -95,6 +95,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Statement, "run", explained)
     monkeypatch.setattr(Writing, "_run", explained_write)
+    monkeypatch.setattr(asking, "OwnConnection", ())  # whatever is asked, is asked by `Statement.run`
     return seen
 
 
@@ -127,6 +128,18 @@ def test_what_is_asked_often_goes_by_an_index(full: StoreBackend, plans: list[st
         for plan in plans:
             for table in ("heads", "definitions", "boundaries"):
                 assert f"Seq Scan on {table}" not in plan, f"{name}:\n{plan}"
+
+
+def test_a_load_looks_for_one_id_after_the_other(url: str, postgres_schema: str) -> None:
+    """I16: also by a plan that was made when there was nothing yet, and is kept."""
+    with opened(PostgresBackend(url, schema=postgres_schema)) as backend:
+        assert isinstance(backend, PostgresBackend)
+        with backend._links._writing() as connection:
+            text = backend._queries.statement("load").text
+            plan = "\n".join(line for (line,) in connection.execute(b"EXPLAIN " + text.replace(b"$1", b"NULL")))
+    scans = plan.count(" Scan ")
+    assert scans >= 7, plan
+    assert plan.count("Index Cond: ") == scans, plan
 
 
 def test_a_plan_that_reads_everything_is_seen(full: StoreBackend, plans: list[str]) -> None:

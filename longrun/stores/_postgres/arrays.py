@@ -159,6 +159,19 @@ def columns(names: Iterable[str], kinds: Iterable[type[Column]], rows: Iterable[
     return {name: kind(values) for name, kind, values in zip(names, kinds, zip(*rows, strict=True), strict=True)}
 
 
+_ALONE: dict[type, type[Column]] = {str: Texts, int: Ints, float: Floats, bytes: Blobs, bool: Flags}
+
+
+def bound(value: Any) -> tuple[int, bytes | None]:
+    """A parameter as libpq takes it: the number of its type (0: the server finds out), and its bytes."""
+    if value is None:
+        return 0, None
+    if isinstance(value, Column):
+        return value.array, value.data
+    kind = _ALONE[type(value)]
+    return kind.element, kind.one(value)
+
+
 def _dumper(kind: type[Column]) -> type[Dumper]:
     class ColumnDumper(Dumper):
         format = Format.BINARY

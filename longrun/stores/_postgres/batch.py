@@ -21,7 +21,7 @@ from longrun.moves import End, Move
 from longrun.stored import Create, Definition, Save, Send, Write, searched_texts
 from longrun.stores import rows
 from longrun.stores._postgres import moves
-from longrun.stores._postgres.arrays import Ints, Texts, columns
+from longrun.stores._postgres.arrays import Ints, Texts
 from longrun.stores._postgres.links import Connection
 from longrun.stores._postgres.parts import ENDED, Parts
 from longrun.stores._postgres.queries import KIND, Queries
@@ -56,7 +56,7 @@ class Batch:
         if self._moves_only:
             plain = moves.narrow_rows(self.writes, STATEMENT_BYTES)
             if plain is not None:
-                self._move(connection, range(len(self.writes)), plain)
+                self._save(connection, self._move(connection, range(len(self.writes)), plain))
                 return list(self.answers)
         groups = self._groups()
         if len(groups) == 1:
@@ -70,14 +70,18 @@ class Batch:
     def _apply_alone(self, connection: Connection, group: list[int]) -> list[list[int]]:
         """Do what a single statement can do, in the server's own transaction around it; what is left is answered."""
         first = self.writes[group[0]]
-        if group[0] in self._plain or isinstance(first, Create):
-            self._apply(connection, group)
+        if group[0] in self._plain:
+            left = self._move(connection, group, self._plain.pop(group[0]))
+            if type(first) is End:
+                return [left] if left else []
+            self._save(connection, left)
+            return []
+        if isinstance(first, Create):
+            self._create(connection, group)
             return []
         if isinstance(first, Send):
             return [] if len(group) == 1 and self._send_alone(connection, group[0], first) else [group]
         saves = [write for n in group if isinstance(write := self.writes[n], Save)]
-        if any(save.steps is not None for save in saves):
-            return [group]
         if not any(_lets_go(save) for save in saves):
             self._save(connection, group)
             return []
@@ -96,8 +100,6 @@ class Batch:
         last: dict[str, tuple[int, type]] = {}
         for place, write in enumerate(self.writes):
             id, kind = write.id, type(write)
-            if kind is End:
-                kind = Save
             before = last.get(id)
             number = 0
             if before is not None:
@@ -109,15 +111,18 @@ class Batch:
         return [part for wave in waves for part in self._parts(wave)]
 
     def _parts(self, wave: dict[type, list[int]]) -> Iterator[list[int]]:
-        moved, saved = wave.pop(Move, []), wave.get(Save)
-        if moved and (saved is None or len(moved) > moves.FEW):
-            plain = moves.narrow_rows([self.writes[place] for place in moved], STATEMENT_BYTES)
-            if plain is not None:
-                self._plain[moved[0]] = plain
-                yield moved
-                moved = []
-        if moved:
-            wave[Save] = [*(saved or ()), *moved]
+        """Moves and ends have statements of their own, unless there are few of them beside others."""
+        for kind in (Move, End):
+            group = wave.pop(kind, [])
+            beside = Save in wave or End in wave
+            if group and (not beside or len(group) > moves.FEW):
+                plain = moves.narrow_rows([self.writes[place] for place in group], STATEMENT_BYTES)
+                if plain is not None:
+                    self._plain[group[0]] = plain
+                    yield group
+                    continue
+            if group:
+                wave[Save] = [*wave.get(Save, ()), *group]
         for group in wave.values():
             yield from self._bounded(group)
 
@@ -139,7 +144,7 @@ class Batch:
     def _apply(self, connection: Connection, group: list[int]) -> None:
         first = self.writes[group[0]]
         if group[0] in self._plain:
-            self._move(connection, group, self._plain[group[0]])
+            self._save(connection, self._move(connection, group, self._plain[group[0]]))
         elif isinstance(first, Save):
             self._save(connection, group)
         elif isinstance(first, Create):
@@ -162,12 +167,13 @@ class Batch:
 
     # saves
 
-    def _move(self, connection: Connection, group: Sequence[int], plain: list[moves.Row]) -> None:
-        """Those that were not applied go the way of other saves, which says why."""
-        applied = moves.apply(connection, self.queries, plain)
+    def _move(self, connection: Connection, group: Sequence[int], plain: list[moves.Row]) -> list[int]:
+        """Places of those that were not applied: they go the way of other saves, which says why."""
+        ends = type(self.writes[group[0]]) is End
+        applied = moves.apply(connection, self.queries, plain, ends=ends)
         if len(applied) == len(self.writes):
             self.answers = [None] * len(applied)
-            return
+            return []
         done = set(applied)
         left = []
         for place in group:
@@ -175,11 +181,12 @@ class Batch:
                 self.answers[place] = None
             else:
                 left.append(place)
-        if left:
-            self._save(connection, left)
+        return left
 
     def _save(self, connection: Connection, group: list[int]) -> None:
         saves: dict[str, tuple[int, Save]] = {}
+        if not group:
+            return
         for place in group:
             write = self.writes[place]
             assert isinstance(write, Save)
@@ -199,6 +206,10 @@ class Batch:
             parts.add_save(save)
         if alone and any(save.take for save in saves):
             parts.add_sweeps(saves)
+        named = {save.id: save for save in saves if save.steps is not None}
+        if named:
+            for definition in self.queries.run(connection, "definitions_of", ids=Texts(named)):
+                parts.add_steps(named[definition[0]], definition)
         # Who sent a request waits to see it obeyed.
         tell = any(save.take or _lets_go(save) for save in saves)
         return parts.apply(connection, self.queries, tell=tell, alone=alone)
@@ -208,25 +219,7 @@ class Batch:
         released = [save for save in saves if _lets_go(save)]
         if released:
             self._let_go(connection, released, set(applied))
-        named = {save.id: save for save in saves if save.steps is not None}
-        if named:
-            self._set_steps(connection, {id: named[id] for id in applied if id in named})
         return applied
-
-    def _set_steps(self, connection: Connection, named: dict[str, Save]) -> None:
-        """The steps of executions that were submitted without. Their rows are locked by the save."""
-        changed: list[tuple[Any, ...]] = []
-        for *values, crc in self.queries.run(connection, "definitions_of", ids=Texts(named)):
-            save = named[values[0]]
-            intact = rows.definition_crc(values) == crc  # a damaged definition stays one
-            version, total = rows.set_named(values, save)
-            steps = rows.steps_text(save.steps or ())
-            fresh = rows.definition_crc(values) if intact else crc
-            changed.append((save.id, steps, rows.steps_crc(save.id, steps), version, total, fresh))
-        if changed:
-            names = ("id", "steps", "steps_crc", "version", "total", "crc")
-            kinds = (Texts, Texts, Ints, Texts, Ints, Ints)
-            self.queries.run(connection, "set_steps", **columns(names, kinds, changed))
 
     def _let_go(self, connection: Connection, released: list[Save], applied: set[str]) -> None:
         """What follows for an execution without an owner. Its row is locked by the save, so no message crosses this."""
@@ -308,8 +301,9 @@ def labels_text(value: Any) -> str:
 
 def search_text(definition: Definition) -> str:
     """What a text filter looks into: the id and each metadata value, folded by Python's rules, not by the server's."""
-    values = searched_texts(definition.id, definition.metadata) if definition.metadata else (definition.id,)
-    return rows.clean("\x1f".join(values).casefold()) or ""
+    id, metadata = definition.id, definition.metadata
+    text = "\x1f".join(searched_texts(id, metadata)) if metadata else id
+    return rows.clean(text.casefold()) or ""
 
 
 def _lets_go(save: Save) -> bool:
@@ -319,9 +313,12 @@ def _lets_go(save: Save) -> bool:
 
 def _weight(write: Write) -> int:
     """Bytes of data, near enough."""
-    if isinstance(write, Save):
-        size = sum([len(b.data) for b in write.boundaries if b.data is not None])
-        return size + sum(map(len, write.blobs.values())) + sum(map(len, write.put.values()))
+    if isinstance(write, Send):
+        return 0
     if isinstance(write, Create):
-        return len(write.boundary.data or b"") + sum(map(len, write.blobs.values()))
-    return 0
+        size = len(write.boundary.data or b"")
+    else:
+        size = sum([len(b.data) for b in write.boundaries if b.data is not None])
+        if write.put:
+            size += sum(map(len, write.put.values()))
+    return size + sum(map(len, write.blobs.values())) if write.blobs else size

@@ -6,19 +6,20 @@ Place in the life of an execution: claim.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import Any
-
-import attrs
 
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
-from longrun.stored import Claim, Head, Loaded
-from longrun.stores._postgres.arrays import Texts, columns
-from longrun.stores._postgres.links import Connection, in_one
+from longrun.stored import Claim, Head, Loaded, copied
+from longrun.stores import rows
+from longrun.stores._postgres.arrays import Ints, Texts, columns
+from longrun.stores._postgres.asking import Ask, Row, in_one
+from longrun.stores._postgres.links import Connection, OwnConnection
 from longrun.stores._postgres.loading import Loader, readable, repair
-from longrun.stores._postgres.parts import HEAD_KINDS, HEAD_NAMES, head_row
 from longrun.stores._postgres.queries import Queries
 
+_CHANGED = ("id", "fence", "crashes", "crc")
 _CRASHED = frozenset({ExecutionState.RUNNING, ExecutionState.RESUMING})
 
 
@@ -34,19 +35,20 @@ class Claiming:
     def take(self, connection: Connection) -> list[Loaded]:
         if self._claim.limit < 1 or self._claim.ids == ():
             return []
-        with in_one(connection):
-            self._queries.run(connection, "claim_lock", token=self._token)
+        with in_one(connection, self._queries) as ask:
+            ask("claim_lock", token=self._token)
             if self._tried:
-                found = self._queries.run(connection, "claimed_by", owner=self._claim.owner, token=self._token)
-                taken = [id for (id,) in found]
+                taken = [id for (id,) in ask("claimed_by", owner=self._claim.owner, token=self._token)]
                 if taken:
-                    return list(readable(Loader(connection, self._queries).load(taken)))
+                    return list(readable(Loader(ask).load(taken)))
             self._tried = True
-            ids = self._chosen(connection)
-            return self._give(connection, ids) if ids else []
+            if not isinstance(connection, OwnConnection):
+                ask("claim_plans")
+            return self._give(ask)
 
-    def _chosen(self, connection: Connection) -> list[str]:
-        """Ids in their order, each row locked; what is locked beyond the limit is let go with the transaction."""
+    def _chosen(self, ask: Ask) -> Iterable[Row]:
+        """One row with the ids in their order, each locked; what is locked beyond the limit is let go with the
+        transaction."""
         claim = self._claim
         parameters: dict[str, Any] = {
             "states": Texts([state.value for state in claim.states]),
@@ -56,31 +58,28 @@ class Claiming:
             "limit": claim.limit,
         }
         if claim.ids is not None:
-            found = self._queries.run(connection, "claim_these", ids=Texts(claim.ids), **parameters)
-        else:
-            found = self._queries.run(connection, "claim_due", now=float(claim.now), **parameters)
-        best = sorted(found, key=lambda row: (-row[1], row[2], row[0]))[: claim.limit]
-        return [row[0] for row in best]
+            return ask("claim_these", ids=Texts(claim.ids), **parameters)
+        return ask("claim_due", now=float(claim.now), **parameters)
 
-    def _give(self, connection: Connection, ids: list[str]) -> list[Loaded]:
+    def _give(self, ask: Ask) -> list[Loaded]:
         given: list[Loaded] = []
         values: list[tuple[Any, ...]] = []
-        for id, found in Loader(connection, self._queries).load(ids).items():
+        for id, found in Loader(ask).load_claimed(self._chosen(ask)).items():
             if isinstance(found, CorruptDataError):
-                self._queries.run(connection, "block", id=id, reason=str(found))
+                ask("block", id=id, reason=str(found))
                 continue
             if found.loaded.damage:
-                repair(connection, self._queries, id, found)
-            head = self._claimed(found.loaded.head)
-            given.append(attrs.evolve(found.loaded, head=head))
-            values.append(head_row(id, head))
+                repair(ask, id, found)
+            head = found.loaded.head = self._claimed(found.loaded.head)
+            given.append(found.loaded)
+            values.append((id, head.fence, head.crashes, rows.head_crc(id, rows.head_values(head))))
         if values:
-            heads = columns(HEAD_NAMES, HEAD_KINDS, values)
-            self._queries.run(connection, "claim", token=self._token, **heads)
+            changed = columns(_CHANGED, (Texts, Ints, Ints, Ints), values)
+            ask("claim", owner=self._claim.owner, token=self._token, **changed)
         return given
 
     def _claimed(self, head: Head) -> Head:
-        crashed = head.owner not in (None, self._claim.owner) and head.state in _CRASHED
-        return attrs.evolve(
-            head, fence=head.fence + 1, owner=self._claim.owner, woken=False, crashes=head.crashes + crashed
-        )
+        new = copied(head)
+        new.fence, new.owner, new.woken = head.fence + 1, self._claim.owner, False
+        new.crashes += head.owner not in (None, self._claim.owner) and head.state in _CRASHED
+        return new

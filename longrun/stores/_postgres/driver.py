@@ -11,6 +11,7 @@ try:
     import psycopg as psycopg
     from psycopg import errors as errors
     from psycopg.adapt import Dumper as Dumper
+    from psycopg.adapt import Transformer as Transformer
     from psycopg.conninfo import conninfo_to_dict as conninfo_to_dict
     from psycopg.pq import ExecStatus as ExecStatus
     from psycopg.pq import Format as Format

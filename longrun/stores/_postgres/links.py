@@ -11,7 +11,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from longrun.errors import StoreSettingsError, StoreUnavailableError
@@ -33,6 +33,11 @@ WRITER_SETTINGS = {
     # ago; so one plan does for all times, and planning would cost as much as a small commit.
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
+    # Until the server has counted its rows it would rather sort all that is queued than read the first few from their
+    # index, and would compile what takes it longer to compile than to run.
+    "enable_sort": "off",
+    "enable_bitmapscan": "off",
+    "jit": "off",
     # A connection that broke in the middle of a transaction leaves its locks behind until the server notices; whoever
     # repeats the work waits for that, and not for ever.
     "idle_in_transaction_session_timeout": "5s",
@@ -218,8 +223,9 @@ class Links:
         connection = OwnConnection.connect(autocommit=True, **self._settings)
         try:
             teach(connection)
-            for name, value in settings.items():
-                connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+            if settings:
+                calls = ", ".join(["set_config(%s, %s, false)"] * len(settings))
+                connection.execute(f"SELECT {calls}".encode(), [word for pair in settings.items() for word in pair])
         except BaseException:
             connection.close()
             raise
@@ -260,14 +266,6 @@ class Links:
             return connection
         except psycopg.Error as error:
             raise unavailable(error) from error
-
-
-@contextmanager
-def in_one(connection: Connection) -> Iterator[None]:
-    """One transaction whose statements go out without waiting for one another, where the driver can do that: an answer
-    is waited for when it is read, and all of them at the end."""
-    with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext(), connection.transaction():
-        yield
 
 
 def _encode(connection: Connection, encoding: str | None) -> None:

@@ -13,18 +13,19 @@ from typing import Any
 from longrun.errors import CorruptDataError
 from longrun.stored import Boundary, Loaded, Message
 from longrun.stores import rows
-from longrun.stores._postgres.arrays import Texts
+from longrun.stores._postgres.arrays import Texts, columns
+from longrun.stores._postgres.asking import Ask, Row
 from longrun.stores._postgres.driver import errors
-from longrun.stores._postgres.links import Connection
-from longrun.stores._postgres.queries import Cursor, Queries
+from longrun.stores._postgres.parts import HEAD_KINDS, HEAD_NAMES, head_row
 from longrun.stores.assemble import Assembled, BoundaryRow, Parts, boundary_fits, fits, mended, sound, state_fits
 
 _DEFINITION_END = len(rows.DEFINITION_COLUMNS)
 _HEAD_START = _DEFINITION_END + 3
 _HEAD_END = _HEAD_START + len(rows.HEAD_COLUMNS)
+_NEWEST = _HEAD_END + 1
 _BOUNDARY_END = len(rows.BOUNDARY_COLUMNS)
-
-_WHOLE = ("load_heads", "load_kept", "load_newest", "load_entries", "load_messages")
+_NEWEST_END = _NEWEST + _BOUNDARY_END + 2
+_DATA = _NEWEST + rows.BOUNDARY_COLUMNS.index("data")
 
 Found = dict[str, Assembled | CorruptDataError]
 """What each id turned out to be; an id that is not stored is not in it."""
@@ -33,53 +34,55 @@ Found = dict[str, Assembled | CorruptDataError]
 class Loader:
     """Reads whole executions on one connection."""
 
-    def __init__(self, connection: Connection, queries: Queries) -> None:
-        self._connection = connection
-        self._queries = queries
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
 
     def load(self, ids: Sequence[str]) -> Found:
-        """In the order of the ids. All is asked for before the first answer is read."""
-        wanted = Texts(ids)
-        heads, kept, newest, entries, messages = [self._ask(name, ids=wanted) for name in _WHOLE]
+        """In the order of the ids."""
+        return self._read(self._ask("load", ids=Texts(ids)), ids)
+
+    def load_claimed(self, claimed: Iterable[Row]) -> Found:
+        """What a claim has chosen in this transaction: its ids need not be known here to be asked for."""
+        whole = self._ask("load", ids=None)
+        ((ids, _),) = claimed
+        return self._read(whole, ids or ())
+
+    def _read(self, whole: Iterable[Row], ids: Sequence[str]) -> Found:
         seen: dict[str, int] = {}
         parts: dict[str, Parts] = {}
-        for head in heads:
-            parts[head[0]] = _parts(head)
-            seen[head[0]] = head[-1]
-        numbers: dict[str, list[tuple[int, tuple[str, ...]]]] = {id: [] for id in parts}
-        for id, seq, blobs in kept:
-            if id in parts:
-                numbers[id].append((seq, _names(blobs)))
-        for id, *row in newest:
-            if id in parts:
-                parts[id].boundaries.append(_boundary_row(row))
-        for id, key, data, crc in entries:
-            if id in parts:
-                parts[id].entries[key] = (crc, data)
-        for id, *values, crc in messages:
-            if id in parts:
-                parts[id].messages.append((values, crc))
-        self._read_blobs(parts, numbers)
+        noted, written = [], []
+        for row in whole:
+            id = row[0]
+            parts[id] = _parts(row)
+            seen[id], _, _, has_entries, has_messages = row[_NEWEST_END:]
+            if has_entries:
+                noted.append(id)
+            if has_messages:
+                written.append(id)
+        self._read_more(parts, noted, written)
         return {id: self._assembled(parts[id], seen[id]) for id in dict.fromkeys(ids) if id in parts}
 
-    def _read_blobs(self, parts: dict[str, Parts], kept: dict[str, list[tuple[int, tuple[str, ...]]]]) -> None:
-        """The numbers of all boundaries that have a state, and the blobs of the newest."""
-        for id, numbers in kept.items():
-            parts[id].kept = tuple(numbers)
-        named = [(id, name) for id, numbers in kept.items() if numbers for name in numbers[-1][1]]
-        if named:
-            executions, names = Texts([id for id, _ in named]), Texts([name for _, name in named])
-            for id, name, data, crc in self._ask("load_blobs", executions=executions, names=names):
-                parts[id].blobs[name] = (crc, data)
+    def _read_more(self, parts: dict[str, Parts], noted: list[str], written: list[str]) -> None:
+        """What few have: entries, messages, blobs of the newest state. All is asked for before an answer is read."""
+        named = [(id, name) for id, one in parts.items() if one.kept for name in one.kept[-1][1]]
+        entries = self._ask("load_entries", ids=Texts(noted)) if noted else ()
+        messages = self._ask("load_messages", ids=Texts(written)) if written else ()
+        for id, name, data, crc in self._named_blobs(named) if named else ():
+            parts[id].blobs[name] = (crc, data)
+        for id, key, data, crc in entries:
+            parts[id].entries[key] = (crc, data)
+        for id, *values, crc in messages:
+            parts[id].messages.append((values, crc))
+
+    def _named_blobs(self, named: Sequence[tuple[str, str]]) -> Iterable[Row]:
+        executions, names = zip(*named, strict=True)
+        return self._ask("load_blobs", executions=Texts(executions), names=Texts(names))
 
     def _assembled(self, parts: Parts, seen: int) -> Assembled | CorruptDataError:
         try:
             return sound(parts, seen) or mended(self._all_of(parts), seen)
         except CorruptDataError as error:
             return error
-
-    def _ask(self, name: str, **parameters: Any) -> Cursor:
-        return self._queries.run(self._connection, name, **parameters)
 
     def _all_of(self, parts: Parts) -> Parts:
         """Something is damaged: now every boundary and every blob is wanted."""
@@ -108,8 +111,7 @@ class Loader:
     def _blobs(self, id: str, names: tuple[str, ...], what: str) -> dict[str, bytes]:
         if not names:
             return {}
-        wanted = {"executions": Texts([id] * len(names)), "names": Texts(names)}
-        found = {name: (data, crc) for _, name, data, crc in self._ask("load_blobs", **wanted)}
+        found = {name: (data, crc) for _, name, data, crc in self._named_blobs([(id, name) for name in names])}
         for name in names:
             if name not in found:
                 raise CorruptDataError(what, f"its blob {name!r} is missing")
@@ -118,30 +120,31 @@ class Loader:
         return {name: found[name][0] for name in names}
 
 
-def set_aside(connection: Connection, queries: Queries, id: str, found: Assembled) -> None:
+def set_aside(ask: Ask, id: str, found: Assembled) -> None:
     """Copy what is damaged into quarantine."""
     for damaged in found.damaged:
-        queries.run(connection, "quarantine", id=id, part=damaged.part, content=damaged.content)
+        ask("quarantine", id=id, part=damaged.part, content=damaged.content)
 
 
-def set_aside_if_writable(connection: Connection, queries: Queries, id: str, found: Assembled) -> None:
+def set_aside_if_writable(ask: Ask, id: str, found: Assembled) -> None:
     """For readers: a server that only reads keeps the damaged rows where they are, and nothing is lost."""
     try:
-        set_aside(connection, queries, id, found)
+        set_aside(ask, id, found)
     except errors.ReadOnlySqlTransaction:
         return
 
 
-def repair(connection: Connection, queries: Queries, id: str, found: Assembled) -> None:
-    """Set the damage aside, and take out of the way what would be found again."""
-    set_aside(connection, queries, id, found)
-    queries.run(connection, "retire_states", id=id, seq=found.loaded.boundary.seq)
+def repair(ask: Ask, id: str, found: Assembled) -> None:
+    """Set the damage aside, take out of the way what would be found again, and store the head as it is now."""
+    set_aside(ask, id, found)
+    ask("mend_head", **columns(HEAD_NAMES, HEAD_KINDS, [head_row(id, found.loaded.head)]))
+    ask("retire_states", id=id, seq=found.loaded.boundary.seq)
     for damaged in found.damaged:
         kind, _, key = damaged.part.partition("/")
         if kind == "message":
-            queries.run(connection, "remove_message", id=id, number=int(key))
+            ask("remove_message", id=id, number=int(key))
     if found.entries_dropped:
-        queries.run(connection, "remove_entries", id=id)
+        ask("remove_entries", id=id)
 
 
 def readable(found: Found) -> Iterable[Loaded]:
@@ -150,6 +153,7 @@ def readable(found: Found) -> Iterable[Loaded]:
 
 def _parts(row: Sequence[Any]) -> Parts:
     crc, steps, steps_crc = row[_DEFINITION_END:_HEAD_START]
+    _, numbers, blobs, *_ = row[_NEWEST_END:]
     return Parts(
         id=row[0],
         definition=row[:_DEFINITION_END],
@@ -158,6 +162,8 @@ def _parts(row: Sequence[Any]) -> Parts:
         steps_crc=steps_crc,
         head=row[_HEAD_START:_HEAD_END],
         head_crc=row[_HEAD_END],
+        boundaries=[] if row[_DATA] is None else [_boundary_row(row[_NEWEST:_NEWEST_END])],
+        kept=tuple(zip(numbers, map(_names, blobs), strict=True)) if numbers else (),
     )
 
 

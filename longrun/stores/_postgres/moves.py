@@ -1,8 +1,8 @@
-"""Moves, the saves that most steps make, as one narrow statement.
+"""Moves and ends, the saves that most steps make, as one narrow statement.
 
-Place in the life of an execution: checkpoint. The head of a move says little that its boundary does not say as well, so
-it needs a third of the columns of a save, and its rows of all three tables come from one `unnest`. The checksums are
-those of `rows`, over what the statement makes of these columns.
+Place in the life of an execution: checkpoint, finish. The head of a move says little that its boundary does not say as
+well, so it needs a third of the columns of a save, and its rows of all three tables come from one `unnest`. The
+checksums are those of `rows`, over what the statement makes of these columns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
-from longrun.moves import Move
+from longrun.moves import End, Move
 from longrun.stores._postgres.arrays import Blobs, Column, Floats, Ints, Texts
 from longrun.stores._postgres.links import Connection, OwnConnection
 from longrun.stores._postgres.queries import Queries
@@ -39,12 +39,13 @@ _BOUNDARY = struct.Struct("<7q2d").pack
 
 
 def narrow_rows(moves: Sequence[Any], most: int) -> list[Row] | None:
-    """In the order of `_COLUMNS`, and `keep_from` last; None if one has no owner or does not keep its own state, if two
-    are of one execution, or if their data is more than `most` bytes."""
+    """Of moves, or of ends. In the order of `_COLUMNS`, and `keep_from` last; None if one has no owner to move it or
+    does not keep its own state, if two are of one execution, or if their data is more than `most` bytes."""
     found: list[Row] = []
     size = 0
+    narrow = _end_row if type(moves[0]) is End else _narrow_row
     for move in moves:
-        row = _narrow_row(move)
+        row = narrow(move)
         if row is None:
             return None
         size += len(row[_DATA])
@@ -71,6 +72,24 @@ def _narrow_row(move: Move) -> Row | None:
     )
 
 
+def _end_row(end: End) -> Row | None:
+    """The same for an end: nobody owns it, and nothing is in flight."""
+    id, h, keep_from, name, started, data = end.id, end.head, end.keep_from, end.name, end.started, end.data
+    fence, revision, seq, to, visit, ended = h.fence, h.revision, h.seq, h.step, h.visit, h.ended
+    if keep_from is not None and seq < keep_from:
+        return None
+    begun = _NAN if started is None else started
+    head = _HEAD(fence, revision, seq, to, visit, 0, 0, 0, False, ended, 1.0, 0, _NAN, ended, _NAN, _NAN)
+    boundary = _BOUNDARY(seq, to - 1, 1, to, visit, 0, len(data), begun, ended)
+    place = crc32(id.encode())
+    crcs = crc32(b"\0completed\0None", place), crc32(f"\0finish\0{name}".encode(), place)
+    state = crc32(data, (place + seq) & 0xFFFFFFFF)
+    return (
+        *(id, fence, revision, None, 1.0, crc32(head, crcs[0]), seq, name, started, ended, to, visit),
+        *(crc32(boundary, crcs[1]), data, state, keep_from),
+    )
+
+
 @lru_cache(4096)
 def _words(id: str, owner: str, name: str) -> tuple[int, int, int]:
     """What the checksums of an execution's head, boundary and state begin with, as in `rows`."""
@@ -78,23 +97,31 @@ def _words(id: str, owner: str, name: str) -> tuple[int, int, int]:
     return crc32(head.encode()), crc32(boundary.encode()), crc32(id.encode())
 
 
-def apply(connection: Connection, queries: Queries, found: Sequence[Row]) -> list[str]:
-    """Write these rows in one statement; answered are the ids for which it was done."""
+def apply(connection: Connection, queries: Queries, found: Sequence[Row], *, ends: bool) -> list[str]:
+    """Write these rows in one statement; answered are the ids for which it was done. An end is told to others, and not
+    made where messages may have to be swept."""
     columns = list(zip(*found, strict=True))
     strips = columns[-1].count(None) < len(found)
     if not strips:
         del columns[-1]
     single = len(found) == 1 and isinstance(connection, OwnConnection)
-    statement = _statement(queries, single, strips)
+    statement = _statement(queries, single, strips, ends)
+    news = queries.news if ends else ()
     if isinstance(connection, OwnConnection) and single:
-        return statement.one(connection, found[0] if strips else found[0][:-1], ())
-    return statement.many(connection, columns, ())
+        return statement.one(connection, found[0] if strips else found[0][:-1], news)
+    return statement.many(connection, columns, news)
+
+
+_MOVE = {"state": "'running'", "started": "w.ended", "ended": "NULL", "kind": "'step'", "unless": ""}
+_END = {"state": "'completed'", "started": "NULL", "ended": "w.ended", "kind": "'finish'"}
 
 
 @lru_cache(64)
-def _statement(queries: Queries, single: bool, strips: bool) -> Writing:
-    text = queries.joined(["move", "move_and_strip", "answer"] if strips else ["move", "answer"])
-    text = text.replace("{value}", ", %(strip_before)s" if strips else "").replace(
-        "{name}", ", strip_before" if strips else ""
-    )
-    return Writing(text, (*_COLUMNS, _STRIP) if strips else _COLUMNS, single=single, tell=False)
+def _statement(queries: Queries, single: bool, strips: bool, ends: bool) -> Writing:
+    words = {**_END, "unless": queries.text("unless_sent_to")} if ends else dict(_MOVE)
+    words |= {"value": ", %(strip_before)s", "name": ", strip_before"} if strips else {"value": "", "name": ""}
+    parts = ["move", *(["move_and_strip"] * strips), *(["move_and_clear"] * ends)]
+    text = queries.joined([*parts, "answer_and_tell" if ends else "answer"])
+    for place, word in words.items():
+        text = text.replace(f"{{{place}}}", word)
+    return Writing(text, (*_COLUMNS, _STRIP) if strips else _COLUMNS, single=single, tell=ends)

@@ -7,7 +7,7 @@ here: an entry that is cleared and put is only put.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -56,6 +56,10 @@ _SHAPES: dict[str, tuple[tuple[str, ...], tuple[type[Column], ...]]] = {
     "with_puts": (("put_execution", "put_key", "put_data", "put_crc"), (Texts, Texts, Blobs, Ints)),
     "with_takes": (("take_execution", "take_id"), (Texts, Ints)),
     "with_sweeps": (("sweep_execution",), (Texts,)),
+    "with_steps": (
+        ("n_execution", "n_steps", "n_steps_crc", "n_version", "n_total", "n_crc"),
+        (Texts, Texts, Ints, Texts, Ints, Ints),
+    ),
 }
 """Each part with the names and types of its columns, in the order in which they are joined."""
 
@@ -102,6 +106,16 @@ class Parts:
     def add_sweeps(self, saves: Iterable[Save]) -> None:
         """No message stays with what has ended."""
         self._rows["with_sweeps"] += [(save.id,) for save in saves if save.head.state in ENDED]
+
+    def add_steps(self, save: Save, definition: Sequence[Any]) -> None:
+        """The steps of an execution that was submitted without, and the definition as it is stored, its checksum
+        last: only who may make this save can have changed it since it was read."""
+        *values, crc = definition
+        intact = rows.definition_crc(values) == crc  # a damaged definition stays one
+        version, total = rows.set_named(values, save)
+        steps = rows.steps_text(save.steps or ())
+        fresh = rows.definition_crc(values) if intact else crc
+        self._rows["with_steps"].append((save.id, steps, rows.steps_crc(save.id, steps), version, total, fresh))
 
     def add_boundary(self, id: str, boundary: Boundary, keep_from: int | None = None) -> None:
         """The boundary's row, and its state unless the same save lets it go already."""

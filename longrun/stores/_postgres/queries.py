@@ -5,6 +5,7 @@ Place in the life of an execution: claim, checkpoint, finish.
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,21 +45,34 @@ def numbered(text: str, names: Sequence[str]) -> bytes:
     return _PARAMETER.sub(lambda match: numbers[match[1]], text).encode()
 
 
+_names = itertools.count(1)
+
+
+def new_name() -> bytes:
+    """What a prepared statement is called on connections of the store's own."""
+    return b"longrun_%d" % next(_names)
+
+
 class Statement:
     """SQL with its parameters by number. psycopg does not keep such a translation for long statements, and making it
     anew would cost more than the rest of a small commit."""
 
-    __slots__ = ("_names", "_text")
+    __slots__ = ("_names", "name", "text")
 
     def __init__(self, text: str) -> None:
         self._names = tuple(dict.fromkeys(_PARAMETER.findall(text)))
-        self._text = numbered(text, self._names)
+        self.text = numbered(text, self._names)
+        self.name = new_name()
+
+    def values(self, parameters: Mapping[str, Any]) -> list[Any]:
+        """In the order of their numbers."""
+        return [parameters[name] for name in self._names]
 
     def run(
         self, connection: psycopg.Connection[Any], parameters: Mapping[str, Any], *, prepare: bool = True
     ) -> Cursor:
         cursor = psycopg.RawCursor(connection)
-        return cursor.execute(self._text, [parameters[name] for name in self._names], prepare=prepare, binary=True)
+        return cursor.execute(self.text, self.values(parameters), prepare=prepare, binary=True)
 
 
 class Queries:
@@ -90,10 +104,13 @@ class Queries:
         return Statement(self._texts[name].replace("{conditions}", conditions))
 
     def run(self, connection: psycopg.Connection[Any], name: str, /, **parameters: Any) -> Cursor:
+        return self.statement(name).run(connection, parameters)
+
+    def statement(self, name: str) -> Statement:
         statement = self._statements.get(name)
         if statement is None:
             statement = self._statements[name] = Statement(self._texts[name])
-        return statement.run(connection, parameters)
+        return statement
 
 
 def migrations() -> list[tuple[int, str, str]]:

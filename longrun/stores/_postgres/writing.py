@@ -8,15 +8,14 @@ cursor of psycopg costs several times what the call itself does.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from longrun.stores._postgres.arrays import Column, Texts, length_of, texts_of
 from longrun.stores._postgres.driver import ExecStatus, Format, errors, psycopg
 from longrun.stores._postgres.links import Connection, OwnConnection
-from longrun.stores._postgres.queries import numbered
+from longrun.stores._postgres.queries import new_name, numbered
 
 PREPARED = 100
 """Statements that a connection keeps prepared."""
@@ -24,8 +23,7 @@ PREPARED = 100
 _UNNEST = re.compile(r"unnest\(((?:[^()]|\(\w+\))*)\)")
 _APPLIED = re.compile(r"\(\w+\.\w+ IN \(SELECT id FROM applied\)\) IS TRUE")
 _NEWS = ("channel", "teller")
-_GOOD = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
-_numbers = itertools.count(1)
+_GOOD = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK, ExecStatus.PIPELINE_SYNC)
 
 
 class Writing:
@@ -37,7 +35,7 @@ class Writing:
         if single:
             text = _APPLIED.sub("EXISTS (SELECT FROM applied)", _UNNEST.sub(r"(VALUES (\1))", text))
         self.text = numbered(text, names)
-        self.name = b"longrun_%d" % next(_numbers)
+        self.name = new_name()
         self._kinds = [kind for _, kind in columns]
         self._oids = [kind.element if single else kind.array for kind in self._kinds] + [Texts.element] * len(told)
         self._binary = [1] * len(names)
@@ -64,15 +62,21 @@ class Writing:
         return data
 
     def _prepare(self, connection: OwnConnection) -> None:
-        known = connection.written
-        if self.name in known:
+        if self.name in connection.written:
             return
-        if len(known) >= PREPARED:
-            oldest = next(iter(known))
+        for oldest in room_for(connection, self.name):
             _answer(connection.pgconn.exec_, b"DEALLOCATE " + oldest)
-            del known[oldest]
         _answer(connection.pgconn.prepare, self.name, self.text, self._oids)
-        known[self.name] = None
+
+
+def room_for(connection: OwnConnection, name: bytes) -> Iterator[bytes]:
+    """Note that a statement is prepared on this connection; which one has to be forgotten before, if it has many."""
+    known = connection.written
+    if len(known) >= PREPARED:
+        oldest = next(iter(known))
+        del known[oldest]
+        yield oldest
+    known[name] = None
 
 
 def _done(asked: Sequence[str], answered: bytes | None) -> list[str]:
@@ -86,6 +90,10 @@ def _answer(ask: Callable[..., Any], *arguments: Any) -> Any:
         result = ask(*arguments)
     except MemoryError as lost:  # the driver's word for no answer at all
         raise psycopg.OperationalError("the connection is lost") from lost
+    return checked(result)
+
+
+def checked(result: Any) -> Any:
     if result.status in _GOOD:
         return result
     error = errors.error_from_result(result)

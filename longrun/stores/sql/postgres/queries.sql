@@ -46,12 +46,12 @@ OR w.owner IS NULL AND w.state NOT IN ('completed', 'failed', 'cancelled') AND E
 )
 
 -- name: move
--- A batch of moves: from a step that ended at its first attempt to the one behind it. One row has all of it, and the
--- tables that follow are filled from what was applied.
+-- A batch of moves: from a step that ended at its first attempt to the one behind it, or to the end. One row has all of
+-- it, and the tables that follow are filled from what was applied.
 WITH applied AS (
     UPDATE {schema}.heads AS h SET
-        state = 'running', revision = w.revision, owner = w.owner, seq = w.seq, step = w.next, visit = w.visit,
-        iteration = 0, attempt = 0, started = w.ended, updated = w.ended, ended = NULL, due = NULL, signal = NULL,
+        state = {state}, revision = w.revision, owner = w.owner, seq = w.seq, step = w.next, visit = w.visit,
+        iteration = 0, attempt = 0, started = {started}, updated = w.ended, ended = {ended}, due = NULL, signal = NULL,
         woken = false, hold = false, crashes = 0, error = NULL, reason = NULL, progress = w.progress, done = 0,
         "of" = NULL, note = NULL, crc = w.crc
     FROM unnest(
@@ -60,13 +60,13 @@ WITH applied AS (
     ) AS w (
         id, fence, revision, owner, progress, crc, seq, name, started, ended, next, visit, b_crc, data, s_crc {name}
     )
-    WHERE h.id = w.id AND h.fence = w.fence AND h.revision = w.revision - 1
+    WHERE h.id = w.id AND h.fence = w.fence AND h.revision = w.revision - 1 {unless}
     RETURNING w.*
 ), bounded AS (
     INSERT INTO {schema}.boundaries (
         execution, seq, kind, step, name, started, ended, attempts, next, visit, iteration, size, crc
     )
-    SELECT id, seq, 'step', next - 1, name, started, ended, 1, next, visit, 0, octet_length(data), b_crc FROM applied
+    SELECT id, seq, {kind}, next - 1, name, started, ended, 1, next, visit, 0, octet_length(data), b_crc FROM applied
 ), stated AS (
     INSERT INTO {schema}.states (execution, seq, data, crc) SELECT id, seq, data, s_crc FROM applied
 )
@@ -75,6 +75,15 @@ WITH applied AS (
 , stripped AS (
     DELETE FROM {schema}.states AS s USING applied AS a WHERE s.execution = a.id AND s.seq < a.strip_before
 )
+
+-- name: move_and_clear
+-- Neither progress nor messages are left of what has ended; what was ever sent a message ends in another way.
+, cleared AS (
+    DELETE FROM {schema}.entries AS e USING applied AS a WHERE e.execution = a.id
+)
+
+-- name: unless_sent_to
+AND h.last_message = 0
 
 -- name: create
 WITH applied AS (
@@ -191,6 +200,15 @@ WITH applied AS (
     WHERE m.execution = o.execution AND (o.execution IN (SELECT id FROM applied)) IS TRUE
 )
 
+-- name: with_steps
+, named AS (
+    UPDATE {schema}.definitions AS d
+    SET steps = n.steps, steps_crc = n.steps_crc, version = n.version, total = n.total, crc = n.crc
+    FROM unnest(%(n_execution)s, %(n_steps)s, %(n_steps_crc)s, %(n_version)s, %(n_total)s, %(n_crc)s)
+        AS n (execution, steps, steps_crc, version, total, crc)
+    WHERE d.id = n.execution AND (n.execution IN (SELECT id FROM applied)) IS TRUE
+)
+
 -- name: answer
 SELECT array_agg(id) FROM applied
 
@@ -200,13 +218,6 @@ SELECT array_agg(id), pg_notify(%(channel)s, %(teller)s) FROM applied
 -- name: definitions_of
 SELECT h.id, h.workflow, d.version, d.total, h.queue, h.priority, d.metadata, h.parent_id, h.created, d.crc
 FROM {schema}.heads AS h JOIN {schema}.definitions AS d ON d.id = h.id WHERE h.id = ANY(%(ids)s)
-
--- name: set_steps
-UPDATE {schema}.definitions AS d
-SET steps = w.steps, steps_crc = w.steps_crc, version = w.version, total = w.total, crc = w.crc
-FROM unnest(%(id)s, %(steps)s, %(steps_crc)s, %(version)s, %(total)s, %(crc)s)
-AS w (id, steps, steps_crc, version, total, crc)
-WHERE d.id = w.id
 
 -- name: wake_released
 -- In a statement of its own: it must see messages that were sent while the save waited for the row.
@@ -319,34 +330,53 @@ WITH ready AS MATERIALIZED (
     AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s))
     ORDER BY priority DESC, created, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
-SELECT * FROM ready UNION ALL SELECT * FROM slept UNION ALL SELECT * FROM left_over
+SELECT f.ids, set_config('longrun.claimed', coalesce(f.ids, '{}')::text, true) FROM (
+    SELECT array_agg(c.id ORDER BY c.priority DESC, c.created, c.id) AS ids FROM (
+        SELECT * FROM ready UNION ALL SELECT * FROM slept UNION ALL SELECT * FROM left_over
+        ORDER BY priority DESC, created, id LIMIT %(limit)s
+    ) AS c
+) AS f
 
 -- name: claim_these
 -- A row that is locked for a moment is waited for: whoever names an execution wants that one.
-SELECT id, priority, created FROM {schema}.heads
-WHERE id = ANY(%(ids)s) AND (owner IS NULL OR owner = ANY(%(owners)s)) AND state = ANY(%(states)s)
-AND (%(workflows)s::text[] IS NULL OR workflow = ANY(%(workflows)s))
-AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s))
-ORDER BY priority DESC, created, id LIMIT %(limit)s FOR UPDATE
+WITH named AS MATERIALIZED (
+    SELECT id, priority, created FROM {schema}.heads
+    WHERE id = ANY(%(ids)s) AND (owner IS NULL OR owner = ANY(%(owners)s)) AND state = ANY(%(states)s)
+    AND (%(workflows)s::text[] IS NULL OR workflow = ANY(%(workflows)s))
+    AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s))
+    ORDER BY priority DESC, created, id LIMIT %(limit)s FOR UPDATE
+)
+SELECT f.ids, set_config('longrun.claimed', coalesce(f.ids, '{}')::text, true) FROM (
+    SELECT array_agg(n.id ORDER BY n.priority DESC, n.created, n.id) AS ids FROM named AS n
+) AS f
 
 -- name: claim_lock
--- Held to the end of the claim, so that a repetition waits until the outcome of the first attempt is known. Until the
--- server has counted its rows it would rather sort all that is queued than read the first few from their index, so it
--- is told not to, for the time of the claim.
-SELECT pg_advisory_xact_lock(%(token)s), set_config('enable_sort', 'off', true),
-    set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true)
+-- Held to the end of the claim, so that a repetition waits until the outcome of the first attempt is known.
+SELECT pg_advisory_xact_lock(%(token)s)
+
+-- name: claim_plans
+-- On a connection that is not the store's own, for the time of the claim: what `WRITER_SETTINGS` say.
+SELECT set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true),
+    set_config('jit', 'off', true)
 
 -- name: claimed_by
 SELECT id FROM {schema}.heads
 WHERE owner = %(owner)s AND claim_token = %(token)s ORDER BY priority DESC, created, id
 
 -- name: claim
+-- Of a head that fits its checksum a claim changes no more than this.
+UPDATE {schema}.heads AS h SET
+    fence = w.fence, owner = %(owner)s, woken = false, crashes = w.crashes, crc = w.crc, claim_token = %(token)s
+FROM unnest(%(id)s, %(fence)s, %(crashes)s, %(crc)s) AS w (id, fence, crashes, crc)
+WHERE h.id = w.id
+
+-- name: mend_head
 UPDATE {schema}.heads AS h SET
     state = w.state, fence = w.fence, revision = w.revision, owner = w.owner, seq = w.seq, step = w.step,
     visit = w.visit, iteration = w.iteration, attempt = w.attempt, started = w.started, updated = w.updated,
     ended = w.ended, due = w.due, signal = w.signal, woken = w.woken, hold = w.hold, crashes = w.crashes,
     error = w.error, reason = w.reason, progress = w.progress, done = w.done, "of" = w."of", note = w.note,
-    crc = w.crc, claim_token = %(token)s
+    crc = w.crc
 FROM unnest(
     %(id)s, %(crc)s, %(state)s, %(fence)s, %(revision)s, %(owner)s, %(seq)s, %(step)s, %(visit)s, %(iteration)s,
     %(attempt)s, %(started)s, %(updated)s, %(ended)s, %(due)s, %(signal)s, %(woken)s, %(hold)s, %(crashes)s,
@@ -357,23 +387,34 @@ FROM unnest(
 )
 WHERE h.id = w.id
 
--- name: load_heads
+-- name: load
+-- One row for each execution: its definition, its head, the numbers of its states, and the newest of them. Each table is
+-- asked for one id after the other, whatever the planner thinks of their size (of EXISTS it would make a look at all).
+-- Without ids: what was claimed just now in the same transaction. After it the setting is an empty text, which the
+-- planner reads whether there are ids or not.
 SELECT h.id, h.workflow, d.version, d.total, h.queue, h.priority, d.metadata, h.parent_id, h.created,
     d.crc, d.steps, d.steps_crc,
     h.state, h.fence, h.revision, h.owner, h.seq, h.step, h.visit, h.iteration, h.attempt, h.started, h.updated,
-    h.ended, h.due, h.signal, h.woken, h.hold, h.crashes, h.error, h.reason, h.progress, h.done, h."of", h.note,
-    h.crc, (SELECT coalesce(max(b.seq), 0) FROM {schema}.boundaries AS b WHERE b.execution = h.id)
-FROM {schema}.heads AS h LEFT JOIN {schema}.definitions AS d ON d.id = h.id
-WHERE h.id = ANY(%(ids)s)
-
--- name: load_newest
-SELECT w.id, b.seq, b.kind, b.step, b.name, b.started, b.ended, b.attempts, b.error, b.next, b.visit, b.iteration,
-    b.size, s.blobs, s.data, b.crc, s.crc
-FROM unnest(%(ids)s) AS w (id)
+    h.ended, h.due, h.signal, h.woken, h.hold, h.crashes, h.error, h.reason, h.progress, h.done, h."of", h.note, h.crc,
+    b.seq, b.kind, b.step, b.name, b.started, b.ended, b.attempts, b.error, b.next, b.visit, b.iteration, b.size,
+    s.blobs, s.data, b.crc, s.crc,
+    (SELECT coalesce(max(l.seq), 0) FROM {schema}.boundaries AS l WHERE l.execution = h.id),
+    k.numbers, k.blobs,
+    (SELECT 1 FROM {schema}.entries AS e WHERE e.execution = h.id LIMIT 1),
+    (SELECT 1 FROM {schema}.messages AS m WHERE m.execution = h.id LIMIT 1)
+FROM {schema}.heads AS h
+LEFT JOIN LATERAL (SELECT * FROM {schema}.definitions AS o WHERE o.id = h.id LIMIT 1) AS d ON true
+LEFT JOIN LATERAL (
+    SELECT * FROM {schema}.states AS n WHERE n.execution = h.id ORDER BY n.seq DESC LIMIT 1
+) AS s ON true
+LEFT JOIN LATERAL (
+    SELECT * FROM {schema}.boundaries AS n WHERE n.execution = h.id AND n.seq = s.seq LIMIT 1
+) AS b ON true
 CROSS JOIN LATERAL (
-    SELECT * FROM {schema}.states AS n WHERE n.execution = w.id ORDER BY n.seq DESC LIMIT 1
-) AS s
-LEFT JOIN {schema}.boundaries AS b ON b.execution = s.execution AND b.seq = s.seq
+    SELECT array_agg(n.seq ORDER BY n.seq) AS numbers, array_agg(n.blobs ORDER BY n.seq) AS blobs
+    FROM {schema}.states AS n WHERE n.execution = h.id
+) AS k
+WHERE h.id = ANY(coalesce(%(ids)s::text[], nullif(current_setting('longrun.claimed', true), '')::text[]))
 
 -- name: load_boundaries
 SELECT b.seq, b.kind, b.step, b.name, b.started, b.ended, b.attempts, b.error, b.next, b.visit, b.iteration, b.size,
@@ -383,9 +424,6 @@ WHERE b.execution = %(id)s ORDER BY b.seq DESC
 
 -- name: load_all_blobs
 SELECT name, data, crc FROM {schema}.blobs WHERE execution = %(id)s
-
--- name: load_kept
-SELECT execution, seq, blobs FROM {schema}.states WHERE execution = ANY(%(ids)s) ORDER BY execution, seq
 
 -- name: load_blobs
 SELECT b.execution, b.name, b.data, b.crc FROM {schema}.blobs AS b
