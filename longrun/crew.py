@@ -36,6 +36,7 @@ from longrun.shelter import Shelter
 from longrun.starting import Starting
 from longrun.stored import Head, Loaded, Message, Query
 from longrun.stores.store import CheckpointStore
+from longrun.stride import Stages
 from longrun.sweep import Sweeper
 from longrun.threads import StepThreads
 
@@ -66,6 +67,7 @@ class Crew(Starting):
     ) -> None:
         super().__init__(store, registry, clock or SYSTEM_CLOCK)
         self.registry = registry
+        self.stages = Stages(registry)
         self.config = config
         self.strict = strict
         """Pass every state through the codec between steps, so that what a crash would change shows at once."""

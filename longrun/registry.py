@@ -20,7 +20,6 @@ from attrs import field, frozen
 
 from longrun import codec
 from longrun.errors import (
-    CodecError,
     ConfigError,
     DuplicateStepError,
     DuplicateWorkflowError,
@@ -139,10 +138,6 @@ class Step:
         return self._types
 
 
-Stage = tuple[Step, bool]
-"""A step that stands before another, and whether what it returns needs no look when it has plain data in it."""
-
-
 @frozen(eq=False)
 class Workflow:
     """A name and a list of step names."""
@@ -167,8 +162,6 @@ class StepRegistry:
     def __init__(self) -> None:
         self.by_name: dict[str, Step] = {}
         """Every step; to be read only."""
-        self.stages: dict[tuple[str, str | None], Stage] = {}
-        """What `stage` has found, by names. A step that is registered stays what it is, and so do these."""
         self._workflows: dict[str, Workflow] = {}
 
     def __repr__(self) -> str:
@@ -246,18 +239,6 @@ class StepRegistry:
 
     def get(self, name: str) -> Step | None:
         return self.by_name.get(name)
-
-    def stage(self, name: str, following: str | None) -> Stage | None:
-        """The step of that name, before one or at the end. None if there is more to be said of either: they are not
-        known here, their types cannot be found, or there is a time-out."""
-        step, behind = self.by_name.get(name), None if following is None else self.by_name.get(following)
-        if step is None or step.timeout is not None or (behind is None and following is not None):
-            return None
-        try:
-            stage = self.stages[name, following] = step, step.gives_plain if behind is None else behind.takes_plain
-        except (CodecError, RegistrationError):  # it is looked for again, and then it is said
-            return None
-        return stage
 
     def get_workflow(self, name: str) -> Workflow | None:
         return self._workflows.get(name)

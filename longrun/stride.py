@@ -12,18 +12,42 @@ from typing import TYPE_CHECKING
 
 from longrun.attempt import Attempt, Outcome
 from longrun.errors import CodecError, RegistrationError
-from longrun.registry import Directive
+from longrun.registry import Directive, Step, StepRegistry
 from longrun.threads import LEFT
 
 if TYPE_CHECKING:
     from longrun.runner import Runner
+
+Stage = tuple[Step, bool]
+"""A step that stands before another, and whether what it returns needs no look where it is plain data."""
+
+
+class Stages(dict[tuple[str, str | None], Stage | None]):
+    """How steps of a registry are run, by their name and that of the step behind them; None stands for the end. What is
+    registered stays as it is, and so does what was found here."""
+
+    def __init__(self, registry: StepRegistry) -> None:
+        self._by_name = registry.by_name
+
+    def __missing__(self, names: tuple[str, str | None]) -> Stage | None:
+        """None, for now, if there is more to be said of either: they are not known here, their types cannot be found,
+        or there is a time-out."""
+        name, following = names
+        step, behind = self._by_name.get(name), None if following is None else self._by_name.get(following)
+        if step is None or step.timeout is not None or (behind is None and following is not None):
+            return None
+        try:
+            stage = self[names] = step, step.gives_plain if behind is None else behind.takes_plain
+        except (CodecError, RegistrationError):  # it is looked for again, and then it is said
+            return None
+        return stage
 
 
 async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
     """Run steps until one has ended of which there is more to say: that one, and how it ended. True if there is
     something to do before the next, False if the execution has come to its end."""
     book, inbox, seat, crew, scope = runner.book, runner.inbox, runner.seat, runner.crew, runner.scope
-    steps, outbox, stages = book.steps, book.outbox, crew.registry.stages
+    steps, outbox, stages = book.steps, book.outbox, crew.stages
     last, attempt = len(steps) - 1, None
     while True:
         index = book.head.step
@@ -31,8 +55,7 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
             return True
         if LEFT and LEFT.get(runner.key):
             return True
-        names = steps[index], None if index == last else steps[index + 1]
-        stage = stages.get(names) or crew.registry.stage(*names)
+        stage = stages[steps[index], None if index == last else steps[index + 1]]
         if stage is None or not seat.take_at_once(runner):
             return True
         step, plain = stage

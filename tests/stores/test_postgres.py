@@ -32,7 +32,7 @@ from longrun.errors import (
 from longrun.records import ExecutionState
 from longrun.stored import Create, Head, Owner, Query, Save
 from longrun.stores import open_store
-from longrun.stores._postgres import arrays, batch, links, migrations, sending, writing
+from longrun.stores._postgres import batch, links, migrations, sending, writing
 from longrun.stores._postgres.batch import Batch
 from longrun.stores._postgres.links import OwnConnection
 from longrun.stores._postgres.parts import Parts
@@ -46,6 +46,7 @@ from longrun.testing.conformance_messages import MessageContract
 from longrun.testing.conformance_write import SaveContract
 from longrun.testing.samples import change, claim, create, owned, send, step
 from tests.servers import PostgresServer, Source
+from tests.stores.postgres_tools import committed_while_sending
 
 ROOT = Path(__file__).parents[2]
 
@@ -570,26 +571,12 @@ def test_a_save_that_nobody_has_written_to_is_one_statement(
 def test_a_message_that_comes_while_a_save_waits_for_the_row_is_not_overlooked(
     server_url: str, postgres_schema: str, fields: dict[str, Any]
 ) -> None:
-    """The sender holds the row's lock when the save begins: what the save's statement saw of it is out of date."""
     with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
         assert isinstance(backend, PostgresBackend)
         new, other = owned("a"), owned("b")
         created(backend, new, other)
-        answers: list[Any] = []
         saves = [change(one.id, one.head, head_fields=fields) for one in (new, other)]
-        saving = threading.Thread(target=lambda: answers.extend(backend.commit(saves)))
-        assert backend._links._writer is not None
-        writer = backend._links._writer.info.backend_pid
-        waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
-        with psycopg.connect(server_url) as sender, psycopg.connect(server_url, autocommit=True) as looker:
-            arrays.teach(sender)
-            with sender.transaction():
-                Batch([send("a")], backend._queries).apply(sender)
-                saving.start()
-                while looker.execute(waits, (writer,)).rowcount == 0:
-                    assert saving.is_alive()
-        saving.join()
-        assert answers == [None, None]
+        assert committed_while_sending(backend, server_url, "a", saves) == [None, None]
         assert [loaded(backend, id).head.state for id in "ab"] == [fields["state"]] * 2
         assert len(backend.messages("a")) == (0 if fields is ENDS else 1)
         assert [loaded(backend, id).head.woken for id in "ab"] == [fields is WAITS, False]

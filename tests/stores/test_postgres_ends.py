@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,13 +12,13 @@ import pytest
 
 from longrun.records import ExecutionState
 from longrun.stored import Write
-from longrun.stores._postgres import arrays, moves
-from longrun.stores._postgres.batch import Batch
+from longrun.stores._postgres import moves
 from longrun.stores.postgres import PostgresBackend
 from longrun.testing.conformance_base import created, done, head_of, loaded, opened
 from longrun.testing.conformance_move import as_save
 from longrun.testing.samples import change, claim, create, end, move, owned, send, step
 from tests.servers import PostgresServer, Source
+from tests.stores.postgres_tools import committed_while_sending
 
 
 @pytest.fixture
@@ -99,21 +98,8 @@ def test_a_message_that_comes_while_an_end_waits_for_the_row_is_not_overlooked(u
         assert isinstance(backend, PostgresBackend)
         new = [owned(id) for id in "ab"]
         created(backend, *new)
-        answers: list[Any] = []
         ends = [end(one.id, one.head) for one in new]
-        ending = threading.Thread(target=lambda: answers.extend(backend.commit(ends)))
-        assert backend._links._writer is not None
-        writer = backend._links._writer.info.backend_pid
-        waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
-        with psycopg.connect(url) as sender, psycopg.connect(url, autocommit=True) as looker:
-            arrays.teach(sender)
-            with sender.transaction():
-                Batch([send("a")], backend._queries).apply(sender)
-                ending.start()
-                while looker.execute(waits, (writer,)).rowcount == 0:
-                    assert ending.is_alive()
-        ending.join()
-        assert answers == [None, None]
+        assert committed_while_sending(backend, url, "a", ends) == [None, None]
         assert [head_of(backend, id).state for id in "ab"] == [ExecutionState.COMPLETED] * 2
         assert backend.messages("a") == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from longrun.stores.postgres import PostgresBackend
 from longrun.testing.conformance_base import created, done, loaded, opened
 from longrun.testing.samples import change, owned, send
 from tests.servers import PostgresServer, Source
+from tests.stores.postgres_tools import committed_while_sending
 
 ENDS = {"state": ExecutionState.COMPLETED, "owner": None}
 FAILS = {"state": ExecutionState.FAILED, "owner": None}
@@ -145,25 +145,11 @@ def test_a_save_that_takes_messages_is_one_statement(
 def test_a_message_that_comes_while_a_taking_save_waits_for_the_row_is_not_overlooked(
     backend: PostgresBackend, url: str, fields: dict[str, Any]
 ) -> None:
-    """The sender holds the row's lock when the save begins: what the save's statement saw of it is out of date."""
     news = [owned("a"), owned("b")]
     created(backend, *news)
     done(backend, send("a"), send("b"))
-    answers: list[Any] = []
     saves = [change(new.id, new.head, head_fields=fields, take=(1,)) for new in news]
-    saving = threading.Thread(target=lambda: answers.extend(backend.commit(saves)))
-    assert backend._links._writer is not None
-    writer = backend._links._writer.info.backend_pid
-    waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
-    with psycopg.connect(url) as sender, psycopg.connect(url, autocommit=True) as looker:
-        arrays.teach(sender)
-        with sender.transaction():
-            Batch([send("a")], backend._queries).apply(sender)
-            saving.start()
-            while looker.execute(waits, (writer,)).rowcount == 0:
-                assert saving.is_alive()
-    saving.join()
-    assert answers == [None, None]
+    assert committed_while_sending(backend, url, "a", saves) == [None, None]
     assert [loaded(backend, id).head.state for id in "ab"] == [fields["state"]] * 2
     assert left(backend, "ab") == ([[], []] if fields is ENDS else [[2], []])
     assert [loaded(backend, id).head.woken for id in "ab"] == [fields is WAITS, False]
