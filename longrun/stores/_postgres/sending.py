@@ -17,7 +17,8 @@ from longrun.stores._postgres.links import Connection
 from longrun.stores._postgres.queries import Queries
 from longrun.stores.base import KEYS_REMEMBERED, Answer
 
-TOKENS_REMEMBERED = 64
+TOKENS_REMEMBERED = KEYS_REMEMBERED
+"""So many others may come to the same execution before a send whose answer was lost is repeated, and known again."""
 
 _NAMES = ("execution", *rows.MESSAGE_COLUMNS, "crc", "token")
 _KINDS: tuple[type[Column], ...] = (Texts, Ints, Texts, Texts, Texts, Blobs, Texts, Floats, Ints, Ints)
