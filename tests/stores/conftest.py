@@ -1,13 +1,16 @@
-"""What tests of the file store ask for; those of other stores say for themselves what theirs is."""
+"""What several test files ask for: mostly those of the file store. Those of other stores make theirs themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
 from longrun.stores.file import FileBackend
+from tests.servers import RedisServer, Source
 from tests.stores.file_tools import opened
 
 
@@ -29,3 +32,11 @@ def other(path: Path) -> Iterator[FileBackend]:
     with opened(FileBackend(path)) as other:
         assert isinstance(other, FileBackend)
         yield other
+
+
+@pytest.fixture
+def client(redis_server: RedisServer | Source) -> Iterator[Any]:
+    """For a look at the keys themselves."""
+    assert redis_server.url is not None
+    with redis.Redis.from_url(redis_server.url) as client:
+        yield client

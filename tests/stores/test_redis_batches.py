@@ -12,7 +12,6 @@ from typing import Any
 
 import attrs
 import pytest
-import redis
 
 from longrun.errors import CorruptDataError, LeaseLostError, StoreError
 from longrun.records import ExecutionState
@@ -27,13 +26,6 @@ from tests.servers import RedisServer, Source
 S = ExecutionState
 SHORT = ("save_plain", "end_plain", "create_plain")
 Opened = Callable[..., RedisBackend]
-
-
-@pytest.fixture
-def client(redis_server: RedisServer | Source) -> Iterator[Any]:
-    assert redis_server.url is not None
-    with redis.Redis.from_url(redis_server.url) as client:
-        yield client
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-import redis
 
 from longrun.errors import CorruptDataError, StoreError
 from longrun.records import ExecutionState
@@ -21,13 +20,6 @@ from tests.servers import RedisServer, Source
 S = ExecutionState
 ENDS: dict[str, Any] = {"state": S.COMPLETED, "owner": None, "ended": 5.0}
 NAMES = ["a", "step", "a step with a name of some length", "n" * 60, "n" * 100]
-
-
-@pytest.fixture
-def client(redis_server: RedisServer | Source) -> Iterator[Any]:
-    assert redis_server.url is not None
-    with redis.Redis.from_url(redis_server.url) as client:
-        yield client
 
 
 @pytest.fixture
