@@ -5,12 +5,14 @@ Place in the life of an execution: start, checkpoint, finish.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 import pytest
 
 from longrun.errors import ExecutionNotFoundError, LeaseLostError, WriteOrderError
 from longrun.records import ExecutionState
-from longrun.stored import Head, Loaded, Query, Save
+from longrun.stored import Create, Head, Loaded, Query, Save
 from longrun.stores.base import StoreBackend
 from longrun.testing.conformance_base import ConformanceBase, created, done, head_of, loaded, refused
 from longrun.testing.samples import EVERY_STATE, NOW, boundary, change, claim, create, owned, send, signal, step
@@ -58,8 +60,11 @@ class CreateContract(ConformanceBase):
         assert found.blobs == {"b": b"first"}
         assert [one.definition.workflow for one in backend.find(Query())] == ["flow"]
 
-    def test_an_id_twice_in_one_batch_is_created_once(self, backend: StoreBackend) -> None:
-        assert backend.commit([create("a", data=b"x"), create("b"), create("a", data=b"y")]) == [True, True, False]
+    @pytest.mark.parametrize("new", [create, owned])
+    def test_an_id_twice_is_created_once(self, backend: StoreBackend, new: Callable[..., Create]) -> None:
+        """In one batch or two: what is there stays as it is."""
+        assert backend.commit([new("a", data=b"x"), new("b"), new("a", data=b"y")]) == [True, True, False]
+        assert backend.commit([new("a", data=b"z"), new("c")]) == [False, True]
         assert loaded(backend, "a").boundary.data == b"x"
 
     def test_an_empty_batch_is_answered_with_nothing(self, backend: StoreBackend) -> None:

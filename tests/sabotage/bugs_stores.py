@@ -13,58 +13,58 @@ FENCE = "test_another_fence_is_refused"
 TAKEOVER = "test_a_stale_owner_is_refused_after_a_takeover"
 
 
-def _in_store(file: str, kind: str, *tests: str) -> tuple[str, ...]:
+def in_store(file: str, kind: str, *tests: str) -> tuple[str, ...]:
     return tuple(f"tests/stores/test_{file}.py::{kind}::{test}" for test in tests)
 
 
 # the fence, store by store
 
 
-@bug("no-fence-memory", *_in_store("memory", "TestMemoryStore", FENCE))
+@bug("no-fence-memory", *in_store("memory", "TestMemoryStore", FENCE))
 def no_fence_memory() -> None:
     """The memory store takes the write of a stale owner."""
     edit("longrun.stores.memory", "MemoryBackend._save", "record.head.fence != save.head.fence", "False")
 
 
-@bug("no-fence-file", *_in_store("file", "TestFileStore", TAKEOVER), quick=True)
+@bug("no-fence-file", *in_store("file", "TestFileStore", TAKEOVER), quick=True)
 def no_fence_file() -> None:
     """The file store acknowledges a write without looking for a newer generation."""
     for check in ("check_newest", "check_owned"):
         replace("longrun.stores._file.journal", f"Journal.{check}", lambda original: lambda self: None)
 
 
-@bug("no-fence-sqlite", *_in_store("sqlite", "TestSQLiteStore", FENCE))
+@bug("no-fence-sqlite", *in_store("sqlite", "TestSQLiteStore", FENCE))
 def no_fence_sqlite() -> None:
     """The SQLite store takes the write of a stale owner."""
     edit("longrun.stores._sqlite.batch", "Batch._judge", "row.fence != head.fence", "False")
 
 
-@bug("no-fence-postgres", *_in_store("postgres", "TestPostgresStore", FENCE))
+@bug("no-fence-postgres", *in_store("postgres", "TestPostgresStore", FENCE))
 def no_fence_postgres() -> None:
     """The PostgreSQL store compares the revision alone."""
-    _in_postgres("save", "AND h.fence = w.fence AND", "AND")
+    in_postgres("save", "AND h.fence = w.fence AND", "AND")
 
 
-@bug("no-fence-redis", *_in_store("redis", "TestRedisStore", FENCE))
+@bug("no-fence-redis", *in_store("redis", "TestRedisStore", FENCE))
 def no_fence_redis() -> None:
     """The Redis store's script does not compare fences."""
-    _in_redis("commit", "if old_fence ~= fence then return 'l' end", "")
+    in_redis("commit", "if old_fence ~= fence then return 'l' end", "")
 
 
-@bug("no-fence-task", *_in_store("task", "TestFencedTaskStore", FENCE))
+@bug("no-fence-task", *in_store("task", "TestFencedTaskStore", FENCE))
 def no_fence_task() -> None:
     """The task store takes the write of a stale owner."""
     edit("longrun.stores._task.document", "Document._refusal", "self.head.fence != save.head.fence", "False")
 
 
-def _in_postgres(name: str, old: str, new: str) -> None:
+def in_postgres(name: str, old: str, new: str) -> None:
     def make(texts: Function) -> Function:
         return lambda: {**texts(), name: swap(texts()[name], old, new)}
 
     replace("longrun.stores._postgres.queries", "_texts", make)
 
 
-def _in_redis(name: str, old: str, new: str) -> None:
+def in_redis(name: str, old: str, new: str) -> None:
     import hashlib
 
     def make(script: Function) -> Function:
@@ -130,7 +130,7 @@ def sqlite_not_synchronous() -> None:
 @bug(
     "sqlite-answers-before-commit",
     "tests/stores/test_sqlite.py::test_what_a_killed_process_had_acknowledged_is_there",
-    *_in_store("sqlite", "TestSQLiteStore", "test_what_was_acknowledged_is_there_after_reopening"),
+    *in_store("sqlite", "TestSQLiteStore", "test_what_was_acknowledged_is_there_after_reopening"),
 )
 def sqlite_answers_before_commit() -> None:
     """SQLite's transaction is left open when its writes are answered."""
@@ -171,13 +171,13 @@ def number_used_again() -> None:
     edit("longrun.stores.assemble", "mended", "attempt=0, seq=newest", "attempt=0, seq=boundary.seq")
 
 
-@bug("repeated-write-applied-again", *_in_store("memory", "TestMemoryStore", "test_a_repeated_save_is_done_already"))
+@bug("repeated-write-applied-again", *in_store("memory", "TestMemoryStore", "test_a_repeated_save_is_done_already"))
 def repeated_write_applied_again() -> None:
     """A save that is repeated because its answer was lost is made twice."""
     edit("longrun.stores.memory", "MemoryBackend._save", "record.head.revision >= save.head.revision", "False")
 
 
-@bug("gap-in-the-writes", *_in_store("sqlite", "TestSQLiteStore", "test_a_save_behind_a_missing_one_is_refused"))
+@bug("gap-in-the-writes", *in_store("sqlite", "TestSQLiteStore", "test_a_save_behind_a_missing_one_is_refused"))
 def gap_in_the_writes() -> None:
     """A save is taken although the one before it is missing."""
     edit("longrun.stores._sqlite.batch", "Batch._judge", "row.revision != head.revision - 1", "False")
@@ -185,7 +185,7 @@ def gap_in_the_writes() -> None:
 
 @bug(
     "takeover-not-told",
-    *_in_store("sqlite", "TestSQLiteStore", "test_what_others_do_to_an_execution_owned_here_is_noticed"),
+    *in_store("sqlite", "TestSQLiteStore", "test_what_others_do_to_an_execution_owned_here_is_noticed"),
 )
 def takeover_not_told() -> None:
     """Who takes an execution over does not say so to the owner, who knows its rows by heart."""
@@ -221,7 +221,7 @@ def announced_too_late() -> None:
 
 @bug(
     "silent-deletion-sqlite",
-    *_in_store("sqlite", "TestSQLiteStore", "test_what_others_delete_is_gone_for_its_owner_too"),
+    *in_store("sqlite", "TestSQLiteStore", "test_what_others_delete_is_gone_for_its_owner_too"),
 )
 def silent_deletion_sqlite() -> None:
     """Whoever deletes does not say so: its owner writes into the row of another execution."""
@@ -230,7 +230,7 @@ def silent_deletion_sqlite() -> None:
 
 @bug(
     "silent-repair-sqlite",
-    *_in_store("sqlite", "TestSQLiteStore", "test_a_copy_put_right_by_others_is_noticed_by_its_owner"),
+    *in_store("sqlite", "TestSQLiteStore", "test_a_copy_put_right_by_others_is_noticed_by_its_owner"),
 )
 def silent_repair_sqlite() -> None:
     """An owner that a replicated store has brought over counts as one's own."""
@@ -263,7 +263,7 @@ def sides_exchanged() -> None:
     edit("longrun.stores._replicated.term", "read_term", "part != side.name", "False")
 
 
-@bug("message-key-forgotten", *_in_store("sqlite", "TestSQLiteStore", "test_a_key_is_accepted_once"))
+@bug("message-key-forgotten", *in_store("sqlite", "TestSQLiteStore", "test_a_key_is_accepted_once"))
 def message_key_forgotten() -> None:
     """A signal that is sent again with the same key counts twice."""
     edit("longrun.stores._sqlite.batch", "Batch._send", "if seen is not None:", "if False:")
@@ -274,7 +274,7 @@ def message_key_forgotten() -> None:
 
 @bug(
     "claim-given-twice",
-    *_in_store(
+    *in_store(
         "sqlite",
         "TestSQLiteStore",
         "test_what_was_claimed_is_gone_for_others",
@@ -288,7 +288,7 @@ def claim_given_twice() -> None:
 
 @bug(
     "claim-given-twice-file",
-    *_in_store(
+    *in_store(
         "file", "TestFileStore", "test_two_claimers_of_one_id", "test_what_another_living_owner_has_is_not_given"
     ),
 )
@@ -297,19 +297,19 @@ def claim_given_twice_file() -> None:
     replace("longrun.stores.choice", "is_free", lambda original: lambda head, claim: True)
 
 
-@bug("priority-ignored", *_in_store("file", "TestFileStore", "test_the_oldest_of_the_highest_priority_comes_first"))
+@bug("priority-ignored", *in_store("file", "TestFileStore", "test_the_oldest_of_the_highest_priority_comes_first"))
 def priority_ignored() -> None:
     """A claim gives the oldest first, whatever its priority."""
     replace("longrun.stores._file.entries", "rank", lambda rank: lambda definition: rank(definition)[1:])
 
 
-@bug("delay-ignored", *_in_store("memory", "TestMemoryStore", "test_when_it_is_due"))
+@bug("delay-ignored", *in_store("memory", "TestMemoryStore", "test_when_it_is_due"))
 def delay_ignored() -> None:
     """A claim gives what is not due yet."""
     edit("longrun.stores.choice", "is_wanted", "due <= claim.now", "True")
 
 
-@bug("crashes-never-raised", *_in_store("file", "TestFileStore", "test_crashes_count_the_unclean_deaths_of_others"))
+@bug("crashes-never-raised", *in_store("file", "TestFileStore", "test_crashes_count_the_unclean_deaths_of_others"))
 def crashes_never_raised() -> None:
     """A claim does not count the death of the owner before."""
 
@@ -319,13 +319,13 @@ def crashes_never_raised() -> None:
     replace("longrun.stores._file.contents", "claimed_head", make)
 
 
-@bug("fence-not-raised", *_in_store("postgres", "TestPostgresStore", TAKEOVER))
+@bug("fence-not-raised", *in_store("postgres", "TestPostgresStore", TAKEOVER))
 def fence_not_raised() -> None:
     """A claim in PostgreSQL gives the fence that the owner before has."""
     edit("longrun.stores._postgres.claiming", "Claiming._claimed", "= head.fence + 1,", "= head.fence,")
 
 
-@bug("unknown-owner-renewed", *_in_store("memory", "TestMemoryStore", "test_renewing_an_unknown_owner_is_false"))
+@bug("unknown-owner-renewed", *in_store("memory", "TestMemoryStore", "test_renewing_an_unknown_owner_is_false"))
 def unknown_owner_renewed() -> None:
     """The lease of an owner that the store does not know is renewed all the same."""
 
@@ -339,12 +339,10 @@ def unknown_owner_renewed() -> None:
     replace("longrun.stores.memory", "MemoryBackend.renew", make)
 
 
-@bug(
-    "release-crosses-a-message", *_in_store("redis", "TestRedisStore", "test_a_message_that_crossed_the_release_wakes")
-)
+@bug("release-crosses-a-message", *in_store("redis", "TestRedisStore", "test_a_message_that_crossed_the_release_wakes"))
 def release_crosses_a_message() -> None:
     """A message that came just before its execution was parked does not wake it."""
-    _in_redis("commit", "new_woken = '1'", "new_woken = '0'")
+    in_redis("commit", "new_woken = '1'", "new_woken = '0'")
 
 
 @bug("lost-standby-write-trusted", "tests/stores/test_replicated_failover.py::test_both_have_every_acknowledged_write")
@@ -373,15 +371,3 @@ def parts_exchanged_unseen() -> None:
 def moved_takes_orders() -> None:
     """A store goes on acknowledging signals and cancels for what was moved to another one."""
     replace("longrun.stored", "was_moved", lambda original: lambda head: False)
-
-
-@bug("moves-are-not-fenced", *_in_store("sqlite", "TestSQLiteStore", "test_a_bad_move_fails_alone"))
-def moves_are_not_fenced() -> None:
-    """From step to step, SQLite does not look whose the execution is."""
-    edit("longrun.stores._sqlite.batch", "Batch._pass", "row.fence != head.fence or ", "")
-
-
-@bug("moves-may-be-missing", *_in_store("sqlite", "TestSQLiteStore", "test_a_bad_move_fails_alone"))
-def moves_may_be_missing() -> None:
-    """From step to step, SQLite does not look whether the write before this one has come."""
-    edit("longrun.stores._sqlite.batch", "Batch._pass", "row.revision != revision - 1", "row.revision > revision - 1")

@@ -160,7 +160,7 @@ def test_who_is_still_the_owner_is_asked_after_the_last_sync(path: Path, kind: K
     with opened(FileBackend(path, disk=rival)) as backend:
         assert isinstance(backend, FileBackend)
         news = started(backend, number)
-        rival.calls.clear()
+        rival.lurk()
         answers = backend.commit([kind(new.id, new.head) for new in news])
         assert rival.calls[: 2 * number] == ["write"] * number + ["fdatasync"] * number
         assert kinds_of(answers) == [None] * (number - 1) + [LeaseLostError]
