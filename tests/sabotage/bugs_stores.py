@@ -189,7 +189,7 @@ def gap_in_the_writes() -> None:
 )
 def takeover_not_told() -> None:
     """Who takes an execution over does not say so to the owner, who knows its rows by heart."""
-    edit("longrun.stores._sqlite.claims", "give", "if updates and claim.dead:", "if False:")
+    edit("longrun.stores._sqlite.claims", "give", "if (given.rows or given.blocked) and claim.dead:", "if False:")
 
 
 @bug(
