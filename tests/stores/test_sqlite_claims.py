@@ -171,3 +171,14 @@ def test_many_of_every_size_are_claimed_at_once(backend: SQLiteBackend) -> None:
     assert [bool(one.damage) for one in taken].index(True) == 6
     assert {(one.head.owner, one.head.fence) for one in taken} == {("me", 2)}
     assert backend.commit([move(one.definition.id, one.head) for one in taken]) == [None] * 299
+
+
+def test_claims_are_read_and_written_by_their_key(path: Path, backend: SQLiteBackend) -> None:
+    """I16: whatever statistics somebody had made when there was little."""
+    backend.commit([owned(id) for id in "abc"])
+    with contextlib.closing(sqlite3.connect(path)) as other, other:
+        other.execute("ANALYZE")
+        read = other.execute(f"EXPLAIN QUERY PLAN {sql.LOAD_WHOLE}", ("[1, 2]",)).fetchall()
+        given = other.execute(f"EXPLAIN QUERY PLAN {sql.for_many(sql.GIVE, 2)}", (1, 2, "me", 0, 0.0) * 2).fetchall()
+    scanned = [text for *_, text in read + given if text.startswith("SCAN")]
+    assert {text.split()[1] for text in scanned} == {"json_each", "one", "2"}, scanned

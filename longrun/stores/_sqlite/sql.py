@@ -273,11 +273,11 @@ LOAD_KEY = "SELECT key FROM execution WHERE id = ?"
 LOAD_WHOLE = f"""
 SELECT key, kept, last_message, names, steps.crc, definition_crc, {DEFINITION}, state, fence, revision, owner, woken,
     head.numbers, head.words, head.crc, newest.seq, newest.numbers, newest.words, newest.crc, state_crc, blobs, data,
-    (SELECT group_concat(b.seq || ' ' || coalesce(b.blobs, ''), char(10)) FROM boundary AS b
+    (SELECT group_concat(b.seq || ' ' || coalesce(b.blobs, ''), char(10)) FROM boundary AS b INDEXED BY boundary_seq
         WHERE b.execution = key AND b.seq >= kept AND b.data IS NOT NULL)
-FROM execution JOIN head ON head.execution = key JOIN steps ON steps.execution = key
-JOIN boundary AS newest
-    ON number = (SELECT b.number FROM boundary AS b WHERE b.execution = key ORDER BY b.seq DESC LIMIT 1)
+FROM execution LEFT JOIN head ON head.execution = key LEFT JOIN steps ON steps.execution = key
+LEFT JOIN boundary AS newest INDEXED BY boundary_seq ON newest.execution = key
+    AND newest.seq = (SELECT max(b.seq) FROM boundary AS b INDEXED BY boundary_seq WHERE b.execution = key)
 WHERE key IN (SELECT value FROM json_each(?))
 """
 """One row an execution, with its newest boundary. The last column tells which boundaries have their state, a line each:
