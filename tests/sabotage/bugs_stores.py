@@ -322,7 +322,7 @@ def crashes_never_raised() -> None:
 @bug("fence-not-raised", *_in_store("postgres", "TestPostgresStore", TAKEOVER))
 def fence_not_raised() -> None:
     """A claim in PostgreSQL gives the fence that the owner before has."""
-    edit("longrun.stores._postgres.claiming", "Claiming._claimed", "= head.fence + 1,", "= head.fence,")
+    edit("longrun.stores._postgres.claiming", "Claiming._give_to", "head.fence += 1", "head.fence += 0")
 
 
 @bug("unknown-owner-renewed", *_in_store("memory", "TestMemoryStore", "test_renewing_an_unknown_owner_is_false"))
