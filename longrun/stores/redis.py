@@ -37,7 +37,7 @@ from longrun.stores._redis import encode, wire
 from longrun.stores._redis.address import own_options
 from longrun.stores._redis.finding import Finder
 from longrun.stores._redis.link import Link, Options, is_seconds
-from longrun.stores._redis.reading import Reader
+from longrun.stores._redis.reading import BYTES, LOADED, Reader
 from longrun.stores._redis.watching import Watch
 from longrun.stores.base import Answer, StoreBackend
 from longrun.stores.store import CheckpointStore
@@ -180,16 +180,17 @@ class RedisBackend(StoreBackend):
             number = self._next()
         self._unanswered[claim.owner] = number, asked
         args = _claim_arguments(claim)
-        given, damaged = self._link.repeated("claim", f"{self._link.name}:{claim.owner}", number, *args)
-        loaded = self._given(given.decode().split(), claim.owner)
+        given, damaged, *read = self._link.repeated("claim", f"{self._link.name}:{claim.owner}", number, *args)
+        loaded = self._given(given.decode().split(), claim.owner, read)
         del self._unanswered[claim.owner]
         return loaded, [id.decode() for id in damaged]
 
-    def _given(self, words: list[str], owner: str) -> list[Loaded]:
-        """Load what was claimed. Left out is what another claimer took meanwhile, and what cannot be read at all."""
+    def _given(self, words: list[str], owner: str, read: Sequence[bytes]) -> list[Loaded]:
+        """Load what was claimed, as far as the claim has not. Left out is what another claimer took meanwhile, and what
+        cannot be read at all."""
         fences = {id: int(fence) for id, fence in zip(words[::2], words[1::2], strict=True)}
         found: list[Loaded] = []
-        for id, loaded in self._reader.loads(list(fences)):
+        for id, loaded in self._reader.loads(list(fences), read):
             if isinstance(loaded, CorruptDataError):
                 self._block(id, fences[id], loaded)
             elif (loaded.head.fence, loaded.head.owner) == (fences[id], owner):
@@ -378,7 +379,7 @@ def _checked_ttl(seconds: float | None) -> str:
 
 
 def _claim_arguments(claim: Claim) -> list[Any]:
-    args: list[Any] = [wire.owner_name(claim.owner), repr(claim.now), claim.limit]
+    args: list[Any] = [wire.owner_name(claim.owner), repr(claim.now), claim.limit, LOADED, BYTES]
     args += _list([state.value for state in sorted(claim.states)])
     args += _list(claim.ids)
     args += _list(None if claim.workflows is None else [wire.named(name) for name in sorted(claim.workflows)])

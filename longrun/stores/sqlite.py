@@ -28,10 +28,11 @@ from longrun.stored import Boundary, Claim, Head, Loaded, Message, Owner, Query,
 from longrun.stores import rows
 from longrun.stores._sqlite import find as finding
 from longrun.stores._sqlite import sql
-from longrun.stores._sqlite.batch import Batch, Known
-from longrun.stores._sqlite.claims import give, repair, set_aside_unreadable
+from longrun.stores._sqlite.batch import Batch
+from longrun.stores._sqlite.claims import Given, give, repair, set_aside_unreadable
 from longrun.stores._sqlite.ear import Ear
 from longrun.stores._sqlite.file import KIND, SAFE_RESET_SQLITE, DatabaseFile, fold_wal, is_busy, translate
+from longrun.stores._sqlite.known import Known
 from longrun.stores._sqlite.load import Found, load_all, read_boundaries, read_checkpoint, read_head, read_messages
 from longrun.stores._sqlite.ready import all_ready
 from longrun.stores.base import Answer, StoreBackend
@@ -152,10 +153,18 @@ class SQLiteBackend(StoreBackend):
         return answers
 
     def claim(self, claim: Claim) -> list[Loaded]:
-        given, changed = self._write(lambda connection: give(connection, claim, self._clock.now()))
-        for id in changed:
-            self._known.rows.pop(id, None)
-        return given
+        known = self._known
+
+        def work(connection: sqlite3.Connection) -> Given:
+            known.look(connection)
+            return give(connection, claim, self._clock.now())
+
+        given = self._write(work)
+        for id in given.blocked:
+            known.rows.pop(id, None)
+        known.rows |= given.rows
+        known.keep_owned(given.rows)
+        return given.loaded
 
     def register(self, owner: Owner, ttl: float) -> None:
         self.register_other(owner, ttl)

@@ -189,7 +189,7 @@ def gap_in_the_writes() -> None:
 )
 def takeover_not_told() -> None:
     """Who takes an execution over does not say so to the owner, who knows its rows by heart."""
-    edit("longrun.stores._sqlite.claims", "give", "if updates and claim.dead:", "if False:")
+    edit("longrun.stores._sqlite.claims", "give", "if (given.rows or given.blocked) and claim.dead:", "if False:")
 
 
 @bug(
@@ -322,7 +322,7 @@ def crashes_never_raised() -> None:
 @bug("fence-not-raised", *in_store("postgres", "TestPostgresStore", TAKEOVER))
 def fence_not_raised() -> None:
     """A claim in PostgreSQL gives the fence that the owner before has."""
-    edit("longrun.stores._postgres.claiming", "Claiming._claimed", "= head.fence + 1,", "= head.fence,")
+    edit("longrun.stores._postgres.claiming", "Claiming._give_to", "head.fence += 1", "head.fence += 0")
 
 
 @bug("unknown-owner-renewed", *in_store("memory", "TestMemoryStore", "test_renewing_an_unknown_owner_is_false"))

@@ -316,6 +316,16 @@ class TestRefusals:
         assert isinstance(answers[0], LongrunError)
         assert answers[1] is None
 
+    def test_what_a_claim_cannot_read_is_given_all_the_same(self, backend: RedisBackend, admin: redis.Redis) -> None:
+        """I4: the claim was made, and says so to whoever asks again."""
+        backend.commit([create(id, ExecutionState.WAITING) for id in "ab"])
+        admin.set("{longrun}:e:b", "not ours")
+        with pytest.raises(StoreSettingsError, match="not longrun's"):
+            backend.claim(claim())
+        admin.delete("{longrun}:e:b")
+        given = backend.claim(claim())
+        assert [(one.definition.id, one.head.fence) for one in given] == [("a", 1), ("b", 1)]
+
     def test_a_restarted_server_has_forgotten_the_scripts(self, backend: RedisBackend, admin: redis.Redis) -> None:
         new = owned("a")
         backend.commit([new])

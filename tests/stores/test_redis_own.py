@@ -582,7 +582,24 @@ class TestCost:
         given: list[Loaded] = []
         calls = self.calls(keys, lambda: given.extend(backend.claim(claim(dead=frozenset({"dead"})))))
         assert [one.boundary.data for one in given] == [bytes(3 << 20)] * 8
-        assert calls["evalsha"] == 4
+        assert calls["evalsha"] == 3
+
+    @pytest.mark.parametrize(("number", "expected"), [(1, 1), (200, 1), (450, 3)])
+    def test_a_claim_reads_what_it_gives(self, backend: RedisBackend, keys: Keys, number: int, expected: int) -> None:
+        """As many as one call may read; the others need further calls."""
+        news = [owned(f"x{n:03}", "dead", blobs={"b": b"blob"}) for n in range(number)]
+        done(backend, *news)
+        done(backend, *[change(new.id, new.head, put={"e": b"1"}) for new in news], send("x000"))
+        backend.claim(claim(dead=frozenset({"nobody"})))  # the server has the scripts now
+        list(backend._reader.loads(["x000"]))
+        given: list[Loaded] = []
+        calls = self.calls(keys, lambda: given.extend(backend.claim(claim(dead=frozenset({"dead"}), limit=500))))
+        assert calls["evalsha"] == expected
+        assert given == [backend.load(new.id) for new in news]
+        assert {(one.head.fence, one.head.owner, len(one.blobs), len(one.entries)) for one in given} == {
+            (2, "me", 1, 1)
+        }
+        assert [len(one.messages) for one in given] == [1, *[0] * (number - 1)]
 
     def test_a_claim_does_not_look_at_what_is_finished(self, backend: RedisBackend, keys: Keys) -> None:
         done(backend, *[create(f"f{n}", S.COMPLETED, head_fields={"ended": NOW}) for n in range(1000)])

@@ -34,8 +34,9 @@ from longrun.errors import (
 from longrun.records import ExecutionState
 from longrun.stored import Owner, Query
 from longrun.stores._sqlite import sql
-from longrun.stores._sqlite.batch import Batch, Known
+from longrun.stores._sqlite.batch import Batch
 from longrun.stores._sqlite.file import DatabaseFile, FileLock, fold_wal, is_busy, translate
+from longrun.stores._sqlite.known import Known
 from longrun.stores.sqlite import SQLiteBackend, SQLiteCheckpointStore
 from longrun.testing import StoreConformance
 from longrun.testing.samples import NOW, boundary, change, claim, create, end, move, owned, send, step

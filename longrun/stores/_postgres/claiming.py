@@ -11,7 +11,7 @@ from typing import Any
 
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
-from longrun.stored import Claim, Head, Loaded, copied
+from longrun.stored import Claim, Head, Loaded
 from longrun.stores import rows
 from longrun.stores._postgres.arrays import Ints, Texts, columns
 from longrun.stores._postgres.asking import Ask, Row, in_one
@@ -70,7 +70,8 @@ class Claiming:
                 continue
             if found.loaded.damage:
                 repair(ask, id, found)
-            head = found.loaded.head = self._claimed(found.loaded.head)
+            head = found.loaded.head
+            self._give_to(head)
             given.append(found.loaded)
             values.append((id, head.fence, head.crashes, rows.head_crc(id, rows.head_values(head))))
         if values:
@@ -78,8 +79,9 @@ class Claiming:
             ask("claim", owner=self._claim.owner, token=self._token, **changed)
         return given
 
-    def _claimed(self, head: Head) -> Head:
-        new = copied(head)
-        new.fence, new.owner, new.woken = head.fence + 1, self._claim.owner, False
-        new.crashes += head.owner not in (None, self._claim.owner) and head.state in _CRASHED
-        return new
+    def _give_to(self, head: Head) -> None:
+        """Change a head that was only just read, and that nobody else has."""
+        owner = self._claim.owner
+        head.crashes += head.owner not in (None, owner) and head.state in _CRASHED
+        head.fence += 1
+        head.owner, head.woken = owner, False

@@ -62,11 +62,19 @@ _SETTINGS = {
 }
 
 
+_SHARED = {
+    "commit": ("basics", "steps", "starts", "common"),
+    "claim": ("basics", "common", "whole"),
+    "load": ("basics", "common", "whole"),
+}
+"""What stands before a script that needs more than the others, or first."""
+
+
 @lru_cache(64)
 def script(name: str) -> tuple[str, str]:
     """A script of this package with what all of them share before it, and its SHA-1."""
     directory = importlib.resources.files("longrun.stores") / "lua"
-    parts = ("basics", "steps", "starts", "common", name) if name == "commit" else ("basics", "common", name)
+    parts = (*_SHARED.get(name, ("basics", "common")), name)
     texts = [(directory / f"{part}.lua").read_text("utf-8") for part in parts]
     text = "".join([f"local KEYS_REMEMBERED = {KEYS_REMEMBERED}\n", *texts])
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

@@ -41,15 +41,19 @@ class Reader:
             return found
         return None
 
-    def loads(self, ids: Sequence[str]) -> Iterator[tuple[str, Loaded | CorruptDataError]]:
-        """Those of the executions that are there, in order, a few calls for all of them."""
-        at = 0
+    def loads(
+        self, ids: Sequence[str], read: Sequence[bytes] = (b"", b"")
+    ) -> Iterator[tuple[str, Loaded | CorruptDataError]]:
+        """Those of the executions that are there, in order, a few calls for all of them. `read` is what a claim has
+        read already of the first ones."""
+        at, found = 0, _records(wire.unpacked(read))
         while at < len(ids):
-            found = _records(wire.unpacked(self._link.repeated("load", BYTES, "", *ids[at : at + LOADED])))
+            if not found:
+                found = _records(wire.unpacked(self._link.repeated("load", BYTES, "", *ids[at : at + LOADED])))
             for id, raw in zip(ids[at:], found, strict=False):
                 if raw is not None:
                     yield id, self._loaded(id, raw)
-            at += len(found)
+            at, found = at + len(found), []
 
     def _loaded(self, id: str, raw: list[Any]) -> Loaded | CorruptDataError:
         try:

@@ -392,6 +392,13 @@ def row_names(id: str, seq: int, value: bytes | None) -> tuple[str, ...]:
     return tuple(_from_json(names)) if names else ()
 
 
+@lru_cache(256)
+def _texts(data: bytes) -> tuple[str, str | None, str | None]:
+    """Kind, name and error of a row: the same for the same step of every execution."""
+    kind, name, error = _from_json(data)
+    return kind, name, error
+
+
 def row_from(id: str, seq: int, value: bytes | None) -> Boundary:
     """Without its state."""
     rest = _row_rest(id, value)
@@ -400,7 +407,7 @@ def row_from(id: str, seq: int, value: bytes | None) -> Boundary:
     number, step, attempts, next, visit, iteration, size, started, ended = ROW.unpack_from(body)
     if number != seq:
         raise DamagedError
-    kind, name, error = _from_json(body[ROW.size :])
+    kind, name, error = _texts(body[ROW.size :])
     return Boundary(
         seq=seq,
         kind=kind,
@@ -464,15 +471,16 @@ def owner_from(id: bytes, value: bytes, remaining: float) -> Owner:
 
 def unpacked(reply: Sequence[bytes]) -> list[bytes | None]:
     """Values that a script packed into two: their lengths, and all their bytes."""
-    body, at = reply[1], 0
-    values: list[bytes | None] = []
-    for length in map(int, reply[0].split()):
-        if length < 0:
-            values.append(None)
-        else:
-            values.append(body[at : at + length])
-            at += length
-    return values
+    lengths = reply[0].split()
+    if b"-1" not in lengths:
+        return list(_cut(lengths, reply[1]))
+    present = iter(_cut([length for length in lengths if length != b"-1"], reply[1]))
+    return [None if length == b"-1" else next(present) for length in lengths]
+
+
+def _cut(lengths: list[bytes], body: bytes) -> tuple[bytes, ...]:
+    """Pieces of these lengths. The pattern is made for this alone: the module would keep a hundred of them."""
+    return struct.Struct(b"s".join([*lengths, b""])).unpack(body)
 
 
 def pairs(flat: Sequence[bytes]) -> Mapping[bytes, bytes]:

@@ -2,17 +2,12 @@
 
 Place in the life of an execution: checkpoint. Runs in the writer's thread, inside one transaction that nobody else
 can write beside, so comparing a fence in Python and writing afterwards is one atomic act.
-
-What an execution's row holds besides its head is small. Of those owned here it is kept in memory between batches
-(`Known`): others change it seldom, and whoever does says so in the same transaction (`sql.TOUCH`).
 """
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from sqlite3 import SQLITE_LIMIT_VARIABLE_NUMBER
 from typing import Any
 
 from longrun.errors import (
@@ -27,90 +22,16 @@ from longrun.stored import Head, Message, Save, Send
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
 from longrun.stores._sqlite.file import KIND
+from longrun.stores._sqlite.known import Known, Row
+from longrun.stores._sqlite.many import MOST_ONCE, MOST_ROWS, insert
 from longrun.stores._sqlite.ready import UNSTORABLE, Part, Ready, ReadyCreate, ReadySave, Unfit, wake_of
 from longrun.stores.assemble import fits
 from longrun.stores.base import KEYS_REMEMBERED, Answer
 
-MOST_ROWS = 128
-"""That one statement writes. All sizes are powers of two: they are few, so that the statements are prepared once. To
-prepare one takes as long for each of its rows as to write several."""
-MOST_ONCE = 32
-"""The same for what is written once in the life of an execution, or twice."""
-ROWS_REMEMBERED = 50_000
 ENDED = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
 _FINISHED = frozenset(state.value for state in ExecutionState if state.finished)
 _WAKES = frozenset({"initialized", "waiting", "resuming", "running"})
 """States in which a message makes an execution due."""
-
-
-class Row:
-    """What the writer must know of a stored execution to judge a write."""
-
-    __slots__ = (
-        *("key", "fence", "revision", "state", "owner"),
-        *("ended", "woken", "wake", "kept", "messages", "last_message", "entries"),
-    )
-
-    def __init__(
-        self,
-        key: int,
-        fence: int,
-        revision: int,
-        state: str,
-        owner: str | None,
-        ended: float | None = None,
-        woken: bool = False,
-        wake: float | None = 0.0,
-        kept: int = 0,
-        messages: int = 0,
-        last_message: int = 0,
-        entries: bool = False,
-    ) -> None:
-        self.key, self.fence, self.revision, self.state, self.owner = key, fence, revision, state, owner
-        self.ended, self.woken, self.wake, self.kept = ended, woken, wake, kept
-        self.messages, self.last_message = messages, last_message
-        self.entries = entries
-        """Whether there may be any."""
-
-
-class Known:
-    """The rows that a batch needs; those of executions owned here are remembered, as long as nobody else has touched
-    any that he does not own."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, Row] = {}
-        self.owners: set[str] = set()
-        """Who writes through this connection."""
-        self._version: int | None = None
-        self._touched: int | None = None
-
-    def refresh(self, connection: sqlite3.Connection, ids: set[str]) -> None:
-        """Make sure that all that is stored of `ids` is in `rows`. Inside a write transaction."""
-        (version,) = connection.execute("PRAGMA data_version").fetchone()
-        if version != self._version:
-            (touched,) = connection.execute(sql.TOUCHED).fetchone() or (0,)
-            if touched != self._touched:
-                self.rows.clear()
-            self._version, self._touched = version, touched
-        if len(self.rows) > ROWS_REMEMBERED:
-            self.rows.clear()
-        missing = [*ids.difference(self.rows)]
-        if missing:
-            one = len(missing) == 1
-            asked = (sql.KNOWN_ONE, missing) if one else (sql.KNOWN, (json.dumps(missing),))
-            for id, *values in connection.execute(*asked):
-                self.rows[id] = Row(*values)
-
-    def keep_owned(self, ids: Iterable[str]) -> None:
-        """After a batch: what is not owned here may be changed by anybody."""
-        for id in ids:
-            row = self.rows.get(id)
-            if row is not None and row.owner not in self.owners:
-                del self.rows[id]
-
-    def clear(self) -> None:
-        self.rows.clear()
-        self._version = self._touched = None
 
 
 class Parts:
@@ -406,7 +327,7 @@ class Batch:
     def _write_heads(self) -> None:
         self._insert(sql.SAVE_HEAD, self._heads)
         self._insert(sql.FINISH, self._ended, MOST_ONCE)
-        self._many(sql.MOVE, [_place(row) for row in self._moved.values()])
+        self._many(sql.MOVE, [row.place() for row in self._moved.values()])
 
     def _write_boundaries(self) -> None:
         try:
@@ -427,28 +348,8 @@ class Batch:
         self._insert(add, added)
 
     def _insert(self, statement: str, values: list[Any], most_rows: int = MOST_ROWS) -> None:
-        """Many rows with each statement: while it runs the interpreter is free for the steps, which it is not in
-        between two rows that are inserted one by one."""
-        if not values:
-            return
-        width, done = statement.count("?"), 0
-        rows = len(values) // width
-        most = min(most_rows, self._connection.getlimit(SQLITE_LIMIT_VARIABLE_NUMBER) // width)
-        while rows:
-            number = 1 << (min(rows, max(most, 1)).bit_length() - 1)
-            self._connection.execute(sql.for_many(statement, number), values[done : done + number * width])
-            done += number * width
-            rows -= number
+        insert(self._connection, statement, values, most_rows)
 
     def _many(self, statement: str, values: list[Any]) -> None:
         if values:
             self._connection.executemany(statement, values)
-
-
-def _place(row: Row) -> tuple[Any, ...]:
-    """For `MOVE`."""
-    wake = row.wake
-    return (
-        *(row.state, row.fence, row.owner, row.ended, 1 if row.woken else 0, row.messages, row.last_message, wake),
-        row.key,
-    )

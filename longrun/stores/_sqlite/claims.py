@@ -15,35 +15,81 @@ from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
 from longrun.stored import Claim, Head, Loaded
 from longrun.stores._sqlite import pack, sql
+from longrun.stores._sqlite.known import Row
 from longrun.stores._sqlite.load import Found, load_all
+from longrun.stores._sqlite.many import MOST_ONCE, insert
 from longrun.stores._sqlite.ready import wake_of
 from longrun.stores.assemble import Assembled, quarantined
 
 _STARTED = frozenset({ExecutionState.RUNNING, ExecutionState.RESUMING})
 
 
-def give(connection: sqlite3.Connection, claim: Claim, now: float) -> tuple[list[Loaded], list[str]]:
-    """What is given, and the ids of all that was changed. What cannot be read at all is not given: it is stored as
-    blocked, so that it can be seen and stands in no way."""
-    given: list[Loaded] = []
-    changed: list[str] = []
-    updates = []
+class Given:
+    """What a claim gives, and what it has to write for that."""
+
+    def __init__(self) -> None:
+        self.loaded: list[Loaded] = []
+        self.rows: dict[str, Row] = {}
+        """What the writer knows of these from now on."""
+        self.blocked: list[str] = []
+        """What cannot be read at all is not given: it is stored as blocked, so that it can be seen and stands in no
+        way."""
+        self._heads: list[Any] = []
+        self._owners: list[Any] = []
+        self._moved: list[Row] = []
+
+    def add(self, found: Found, loaded: Loaded, owner: str) -> None:
+        head = loaded.head
+        _give_to(owner, head)
+        row = self._changed(found, head, len(loaded.messages))
+        row.entries = bool(loaded.entries)
+        if loaded.damage:
+            self._moved.append(row)
+        else:
+            self._owners += (row.key, row.fence, owner, row.messages, row.wake)
+        self.loaded.append(loaded)
+        self.rows[found.id] = row
+
+    def block(self, found: Found, head: Head, messages: int) -> None:
+        self._moved.append(self._changed(found, head, messages))
+        self.blocked.append(found.id)
+
+    def _changed(self, found: Found, head: Head, messages: int) -> Row:
+        state, *columns = pack.head_columns(found.id, head)
+        self._heads += (head.revision, found.kept, *columns, found.key)
+        return Row(
+            found.key,
+            head.fence,
+            head.revision,
+            state,
+            head.owner,
+            head.ended,
+            head.woken,
+            wake_of(head),
+            found.kept,
+            messages,
+            found.last_message,
+        )
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        insert(connection, sql.SAVE_HEAD, self._heads)
+        insert(connection, sql.GIVE, self._owners, MOST_ONCE)
+        connection.executemany(sql.MOVE, [row.place() for row in self._moved])
+
+
+def give(connection: sqlite3.Connection, claim: Claim, now: float) -> Given:
+    given = Given()
     for found in load_all(connection, _candidates(connection, claim)):
-        changed.append(found.id)
         if isinstance(found.assembled, CorruptDataError):
-            updates.append(_blocked(connection, found, found.assembled, now))
+            _block(connection, given, found, found.assembled, now)
             continue
         if found.assembled.damaged:
             repair(connection, found, now)
-        loaded = found.assembled.loaded
-        _give_to(claim.owner, loaded.head)
-        given.append(loaded)
-        updates.append(_update(found, loaded.head, len(loaded.messages)))
-    connection.executemany(sql.SAVE_HEAD, [head for head, _ in updates])
-    connection.executemany(sql.MOVE, [place for _, place in updates])
-    if updates and claim.dead:
+        given.add(found, found.assembled.loaded, claim.owner)
+    given.write(connection)
+    if (given.rows or given.blocked) and claim.dead:
         connection.execute(sql.TOUCH)
-    return given, changed
+    return given
 
 
 def repair(connection: sqlite3.Connection, found: Found, now: float, *, copy_only: bool = False) -> None:
@@ -80,43 +126,22 @@ def _give_to(owner: str, head: Head) -> None:
     head.owner, head.woken = owner, False
 
 
-def _blocked(
-    connection: sqlite3.Connection, found: Found, error: CorruptDataError, now: float
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _block(connection: sqlite3.Connection, given: Given, found: Found, error: CorruptDataError, now: float) -> None:
     if found.raw_head is not None:
         connection.execute(sql.QUARANTINE, (found.id, "head", now, found.raw_head))
     fence, revision, messages = connection.execute(sql.NUMBERS, (found.key,)).fetchone()
     head = found.head or Head(state=ExecutionState.BLOCKED, revision=revision, updated=now)
-    return _update(
-        found,
-        attrs.evolve(
-            head,
-            state=ExecutionState.BLOCKED,
-            fence=fence + 1,
-            owner=None,
-            due=None,
-            signal=None,
-            woken=False,
-            reason=str(error),
-        ),
-        messages,
+    blocked = attrs.evolve(
+        head,
+        state=ExecutionState.BLOCKED,
+        fence=fence + 1,
+        owner=None,
+        due=None,
+        signal=None,
+        woken=False,
+        reason=str(error),
     )
-
-
-def _update(found: Found, head: Head, messages: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """For `SAVE_HEAD` and for `MOVE`."""
-    state, *columns = pack.head_columns(found.id, head)
-    place = (
-        state,
-        head.fence,
-        head.owner,
-        head.ended,
-        1 if head.woken else 0,
-        messages,
-        found.last_message,
-        wake_of(head),
-    )
-    return (head.revision, found.kept, *columns, found.key), (*place, found.key)
+    given.block(found, blocked, messages)
 
 
 def _candidates(connection: sqlite3.Connection, claim: Claim) -> list[int]:

@@ -141,9 +141,9 @@ def _mapping(text: str) -> Mapping[str, Any]:
 
 def _stored(row: tuple[Any, ...]) -> Stored:
     try:
-        head = rows.head_from(pack.head_values(*row[_DEFINITION_END:]))
+        head = pack.head_from(*row[_DEFINITION_END:])
         return Stored(definition=rows.definition_from(row[:_DEFINITION_END]), head=head)
-    except (*pack.UNREADABLE, KeyError, CorruptDataError):
+    except (*pack.UNREADABLE, CorruptDataError):
         return _unreadable(row)
 
 

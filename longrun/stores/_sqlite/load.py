@@ -1,8 +1,8 @@
 """Executions read whole: one, or the thousand that a claim gives, with the same few statements.
 
-Place in the life of an execution: claim. The rows are unpacked and compared with their checksums here; `assemble`
-decides what becomes of an execution of which a part is damaged. Such a one takes a second, slower way that reads all
-there is of it.
+Place in the life of an execution: claim. Nearly all are read by `sound`. What that leaves out takes a slower way, and
+one that is damaged reads all there is of it: the rows are unpacked and compared with their checksums here; `assemble`
+decides what becomes of an execution of which a part is damaged.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from longrun.errors import CorruptDataError
 from longrun.stored import Boundary, Head, Message
 from longrun.stores import rows
 from longrun.stores._sqlite import pack, sql
+from longrun.stores._sqlite.sound import read_sound
 from longrun.stores.assemble import COMPARED, Assembled, BoundaryRow, Damaged, Parts, fits, mended, quarantined, sound
 from longrun.stores.rows import BOUNDARY_COLUMNS, DEFINITION_COLUMNS, HEAD_COLUMNS
 
@@ -36,7 +37,7 @@ class Found:
     kept: int
     last_message: int
     assembled: Assembled | CorruptDataError
-    head: Head | None
+    head: Head | None = None
     """Of what cannot be used and is shown all the same: the head as stored, if that is readable."""
     raw_head: str | None = None
     """The head for the quarantine, if it is not."""
@@ -55,17 +56,23 @@ class _Reading:
 
 def load_all(connection: sqlite3.Connection, keys: Sequence[int]) -> list[Found]:
     """In the order of `keys`; those that are not there are left out. Inside a transaction, to be consistent."""
-    everything = _read(connection, keys)
-    found = []
-    for key in keys:
-        one = everything.get(key)
-        if one is not None:
-            assembled = _assemble(connection, key, one)
-            raw = quarantined(one.raw["head"]) if "head" in one.raw else None
-            unusable = isinstance(assembled, CorruptDataError)
-            head = rows.head_from(one.parts.head) if unusable and raw is None else None
-            found.append(Found(key, one.parts.id, one.kept, one.last_message, assembled, head, raw))
-    return found
+    if not keys:
+        return []
+    found = {}
+    for key, (loaded, kept, last_message) in read_sound(connection, json.dumps(list(keys))).items():
+        found[key] = Found(key, loaded.definition.id, kept, last_message, Assembled(loaded))
+    if len(found) < len(keys):
+        others = _read(connection, [key for key in keys if key not in found])
+        found |= {key: _found(connection, key, one) for key, one in others.items()}
+    return [found[key] for key in keys if key in found]
+
+
+def _found(connection: sqlite3.Connection, key: int, one: _Reading) -> Found:
+    assembled = _assemble(connection, key, one)
+    raw = quarantined(one.raw["head"]) if "head" in one.raw else None
+    unusable = isinstance(assembled, CorruptDataError)
+    head = rows.head_from(one.parts.head) if unusable and raw is None else None
+    return Found(key, one.parts.id, one.kept, one.last_message, assembled, head, raw)
 
 
 def _assemble(connection: sqlite3.Connection, key: int, one: _Reading) -> Assembled | CorruptDataError:

@@ -21,17 +21,19 @@ from typing import Any
 from zlib import crc32
 
 from longrun.moves import Move
+from longrun.records import ExecutionState
 from longrun.stored import Boundary, Head
 from longrun.stores.rows import boundary_place, clean
 
 _NAN = math.nan
+_STATES = {state.value: state for state in ExecutionState}
 _HEAD = struct.Struct("<7q?7d")
 _BOUNDARY = struct.Struct("<6q2d")
 COPIED = 65_536
 """What is larger is bound as it is: then the copy would take longer."""
 ReadyMove = tuple[Move, bytearray, int, list[Any]]
 """A move, numbers and checksum of its head, and the columns of its boundary. No class: there is one for every step."""
-UNREADABLE = (ValueError, TypeError, AttributeError, struct.error)
+UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, struct.error)
 """What damaged columns raise here."""
 
 
@@ -121,6 +123,38 @@ def head_values(
     )
 
 
+def head_from(state: str, fence: int, revision: int, owner: str | None, woken: int, numbers: bytes, words: str) -> Head:
+    """The head itself. Damaged columns raise one of `UNREADABLE`."""
+    _, seq, step, visit, iteration, attempt, crashes, hold, updated, progress, done, *times = _HEAD.unpack(numbers)
+    started, ended, due, of = [None if moment != moment else moment for moment in times]
+    signal, error, reason, note = json.loads(words) if words else (None, None, None, None)
+    return Head(
+        state=_STATES[state],
+        fence=fence,
+        revision=revision,
+        owner=owner,
+        seq=seq,
+        step=step,
+        visit=visit,
+        iteration=iteration,
+        attempt=attempt,
+        started=started,
+        updated=updated,
+        ended=ended,
+        due=due,
+        signal=signal,
+        woken=bool(woken),
+        hold=hold,
+        crashes=crashes,
+        error=error,
+        reason=reason,
+        progress=progress,
+        done=done,
+        of=of,
+        note=note,
+    )
+
+
 # boundaries
 
 
@@ -128,6 +162,13 @@ def head_values(
 def _names(kind: str, name: str | None) -> str:
     """The words of a boundary without an error. As `json.dumps` writes them, at a tenth of the price."""
     return f'["{kind}", {"null" if name is None else encode_basestring_ascii(name)}, null]'
+
+
+@lru_cache(1024)
+def _named(words: str) -> tuple[str, str | None, str | None]:
+    """Kind, name and error. The same for the same step of every execution."""
+    kind, name, error = json.loads(words)
+    return kind, name, error
 
 
 BOUNDARY_WIDTH = 8
@@ -155,9 +196,31 @@ def boundary_values(
 ) -> tuple[Any, ...]:
     """In the order of `rows.BOUNDARY_COLUMNS`. Damaged columns raise one of `UNREADABLE`."""
     step, attempts, next, visit, iteration, size, started, ended = _BOUNDARY.unpack(numbers)
-    kind, name, error = json.loads(words)
+    kind, name, error = _named(words)
     begun = None if math.isnan(started) else started
     return seq, kind, step, name, begun, ended, attempts, error, next, visit, iteration, size, blobs, data
+
+
+def boundary_from(seq: int, numbers: bytes, words: str, blobs: tuple[str, ...], data: bytes) -> Boundary:
+    """The boundary itself. Damaged columns raise one of `UNREADABLE`."""
+    step, attempts, next, visit, iteration, size, started, ended = _BOUNDARY.unpack(numbers)
+    kind, name, error = _named(words)
+    return Boundary(
+        seq=seq,
+        kind=kind,
+        step=step,
+        name=name,
+        started=None if started != started else started,
+        ended=ended,
+        attempts=attempts,
+        error=error,
+        next=next,
+        visit=visit,
+        iteration=iteration,
+        data=data,
+        blobs=blobs,
+        size=size,
+    )
 
 
 def boundary_fits(id: str, seq: int, numbers: bytes, words: str, crc: object) -> bool:

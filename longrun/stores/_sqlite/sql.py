@@ -163,13 +163,19 @@ UPDATE execution
 SET state = ?, fence = ?, owner = ?, ended = ?, woken = ?, messages = ?, last_message = ?, wake = ?
 WHERE key = ?
 """
+GIVE = """
+UPDATE execution NOT INDEXED
+SET fence = one.column2, owner = one.column3, woken = 0, messages = one.column4, wake = one.column5
+FROM (VALUES (?, ?, ?, ?, ?)) AS one WHERE key = one.column1
+"""
+"""As `MOVE`, for what is claimed and is otherwise as it was. By the key in any case: statistics of a table that was
+small once let SQLite search for it elsewhere."""
 FINISH = """
 UPDATE execution NOT INDEXED
 SET state = 'completed', owner = NULL, ended = one.column2, woken = 0, messages = 0, wake = NULL
 FROM (VALUES (?, ?)) AS one WHERE key = one.column1
 """
-"""As `MOVE`, for what comes to its end. By the key in any case: statistics of a table that was small once let SQLite
-search for it elsewhere."""
+"""As `MOVE`, for what comes to its end. By the key in any case, as above."""
 ADD_BOUNDARY = """
 INSERT INTO boundary (execution, seq, numbers, words, crc, state_crc, blobs, data)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
@@ -264,6 +270,18 @@ FROM execution JOIN head ON head.execution = key WHERE key = ?
 # loading: the keys are a JSON list
 
 LOAD_KEY = "SELECT key FROM execution WHERE id = ?"
+LOAD_WHOLE = f"""
+SELECT key, kept, last_message, names, steps.crc, definition_crc, {DEFINITION}, state, fence, revision, owner, woken,
+    head.numbers, head.words, head.crc, newest.seq, newest.numbers, newest.words, newest.crc, state_crc, blobs, data,
+    (SELECT group_concat(b.seq || ' ' || coalesce(b.blobs, ''), char(10)) FROM boundary AS b INDEXED BY boundary_seq
+        WHERE b.execution = key AND b.seq >= kept AND b.data IS NOT NULL)
+FROM execution LEFT JOIN head ON head.execution = key LEFT JOIN steps ON steps.execution = key
+LEFT JOIN boundary AS newest INDEXED BY boundary_seq ON newest.execution = key
+    AND newest.seq = (SELECT max(b.seq) FROM boundary AS b INDEXED BY boundary_seq WHERE b.execution = key)
+WHERE key IN (SELECT value FROM json_each(?))
+"""
+"""One row an execution, with its newest boundary. The last column tells which boundaries have their state, a line each:
+number, and names of blobs."""
 LOAD_HEADS = f"""
 SELECT key, definition_crc, names, steps.crc, {DEFINITION}, state, fence, revision, owner, woken,
     numbers, words, head.crc, kept, last_message

@@ -1,14 +1,19 @@
 -- Give executions to an owner: those named, or those that are due, in order of rank (priority, age, id).
--- ARGV: name of the caller, number of the call, "=" and owner, now, limit, then lists, each with its length first or "-"
--- for none: states, ids, workflows, queues, dead owners (each with its "=").
--- Answers {"<id> <fence> <id> <fence> …", ids of executions whose control record is damaged}.
+-- ARGV: name of the caller, number of the call, "=" and owner, now, limit, how many of them to read, bytes after which no
+-- further one is read, then lists, each with its length first or "-" for none: states, ids, workflows, queues, dead owners
+-- (each with its "=").
+-- Answers {"<id> <fence> <id> <fence> …", ids of executions whose control record is damaged, and, packed into two values,
+-- what `whole.lua` says of the first of those given}. A repeated answer has nothing of that.
 
 local caller, number, me, now, limit = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local PAGE = 128
 local EXAMINED = 50000
 local MOVED = 5000
 
-local at = 6
+local most = tonumber(ARGV[6])
+room = tonumber(ARGV[7])
+
+local at = 8
 local function list()
   local count = ARGV[at]
   at = at + 1
@@ -208,7 +213,7 @@ end
 local answered = recall(caller, number)
 if answered then
   if type(answered) == 'table' then return answered end
-  return { answered, {} }
+  return { answered, {}, '', '' }
 end
 tidy()
 local ok, failure = pcall(function()
@@ -220,4 +225,13 @@ local unwritten = write_indexes() -- of what was taken before a failure too: it 
 if not ok or unwritten then error(failure or unwritten, 0) end
 local reply = table.concat(given, ' ')
 remember(caller, number, reply)
-return { reply, damaged }
+-- What is taken is taken: one that cannot be read keeps nobody from hearing of it.
+local read, whole = pcall(function()
+  for n = 1, math.min(#given, 2 * most), 2 do
+    load(given[n])
+    if room < 0 then break end
+  end
+  return packed(values)
+end)
+if not read then whole = { '', '' } end
+return { reply, damaged, whole[1], whole[2] }
