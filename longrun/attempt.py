@@ -187,7 +187,8 @@ class Attempt:
             return self.cut_short()
         if isinstance(error, StepInterrupted):
             return Outcome(error=_interrupted(error))
-        return Outcome(error=raised_itself(error) if self._closed_itself(error) else as_failure(error))
+        failure = None if self._closed_itself(error) else as_failure(error)
+        return Outcome(error=failure or raised_itself(error))
 
     def _cancelled_itself(self, error: BaseException) -> bool:
         """Whether the step, or something that it called, has cancelled the task that it runs in, and nobody else is

@@ -238,14 +238,24 @@ class Crew(Starting):
         return runner
 
     async def _run(self, runner: Runner) -> None:
+        trouble: str | None = None
         try:
             await runner.run()
         except LongrunError as error:  # refused for good by the store, or it cannot be stored
             self.log.error("execution.stopped", execution=runner.id, error_type=type(error).__name__)  # noqa: TRY400 -- a traceback may quote a state
-            await put_aside(self, runner, str(error))
+            trouble = str(error)
         except Exception as error:  # a defect of ours must not take the other executions along
             self.log.exception("runner.defect", execution=runner.id, error_type=type(error).__name__)
-            await put_aside(self, runner, f"longrun itself failed: {type(error).__name__}")
+            trouble = f"longrun itself failed: {type(error).__name__}"
+        finally:
+            if trouble is None:
+                self._ended(runner)
+        if trouble is not None:  # in a task of its own: a step may have left a scope open here that was cancelled
+            self._shelter.run(self._put_aside, runner, trouble, name=f"longrun-aside-{runner.id}")
+
+    async def _put_aside(self, runner: Runner, reason: str) -> None:
+        try:
+            await put_aside(self, runner, reason)
         finally:
             self._ended(runner)
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextvars import Context
+from operator import length_hint
 from typing import Any, Protocol
 
 import anyio
@@ -139,14 +140,16 @@ class _AsyncioLoop(_Scopes):
             function(*args)
         finally:
             self.answered = None
-            left = iter(answered)
-            try:
-                for waiter in left:
-                    if (wake := waiter.wake) is not None:
-                        waiter.context.run(wake, waiter)
-            finally:  # Ctrl-C came in one of their tasks
-                for waiter in left:
-                    waiter.wake_soon()
+            self._wake(iter(answered))
+
+    def _wake(self, left: Iterator[_AsyncioWaiter]) -> None:
+        """Let those go on who are left. If Ctrl-C comes in one of their tasks, or one runs the loop itself (as it can
+        where a notebook has been made to), the others go on in the loop's next turn."""
+        if length_hint(left) > 1:
+            self._loop.call_soon(self._wake, left)
+        for waiter in left:
+            if (wake := waiter.wake) is not None:
+                waiter.context.run(wake, waiter)
 
     def waiter(self) -> Waiter:
         return _AsyncioWaiter(self)

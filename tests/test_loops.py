@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any
 
@@ -66,6 +66,26 @@ async def test_cancelling_reaches_through_a_shield_only_when_it_ends() -> None:
         await anyio.lowlevel.checkpoint()
     assert told == ["kept"]
     assert outer.cancelled_caught
+
+
+def _answer_all(waiters: list[Waiter]) -> None:
+    for waiter in waiters:
+        waiter(None)
+
+
+def _turn_until(loop: Any, done: Callable[[], bool], turns: int = 50) -> None:
+    """What `nest_asyncio` does for who waits for something in the middle of a task."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.tasks._leave_task(loop, task)
+    try:
+        while not done():
+            turns -= 1
+            assert turns, "the loop turns, and who was answered does not go on"
+            loop.call_soon(int)
+            loop._run_once()
+    finally:
+        asyncio.tasks._enter_task(loop, task)
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -175,6 +195,25 @@ class TestAsyncio:
         await asyncio.sleep(0)
         loop.call_soon(waiter, "yes")
         assert await task == ["yes"]
+
+    async def test_who_is_answered_beside_one_that_runs_the_loop_itself_goes_on_in_it(self) -> None:
+        """As steps can where a notebook has been made to run loops in loops: one of them may wait there for another."""
+        loop, running = current_loop(), asyncio.get_running_loop()
+        waiters = [loop.waiter() for _ in range(4)]
+        came: list[int] = []
+
+        async def wait(number: int, behind: int) -> None:
+            await waiters[number]
+            if behind:
+                _turn_until(running, lambda: behind in came)
+            came.append(number)
+
+        python_task: Any = asyncio.tasks._PyTask  # type: ignore[attr-defined]
+        tasks = [python_task(wait(*pair), loop=running) for pair in ((0, 1), (1, 2), (2, 3), (3, 0))]
+        await asyncio.sleep(0)
+        loop.call_soon(_answer_all, waiters)
+        await asyncio.gather(*tasks)
+        assert came == [3, 2, 1, 0]
 
     @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 brought tasks that begin at once")
     async def test_tasks_that_begin_at_once_wait_as_well(self) -> None:

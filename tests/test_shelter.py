@@ -9,7 +9,7 @@ import anyio
 import pytest
 import sniffio
 
-from longrun import Executor, StepRegistry, Worker
+from longrun import ExecutionBlockedError, Executor, RetryPolicy, StepRegistry, Worker
 from longrun.client import Client
 from longrun.shelter import Shelter
 from longrun.stores.memory import MemoryCheckpointStore
@@ -144,6 +144,43 @@ async def test_a_step_that_leaves_a_scope_open_ends_nobody_else(recwarn: Any) ->
     await ended.wait()
     assert shelter.stands
     await shelter.close()
+
+
+async def is_cut(state: dict[str, Any]) -> dict[str, Any]:
+    """As one that goes over an async generator which has a time-out around its yield: that cancels who is here, and the
+    scope stays open."""
+    anyio.move_on_after(0.01).__enter__()
+    await anyio.sleep(5.0)
+    return {"whole": True}
+
+
+async def leaves_one_open(state: dict[str, Any]) -> dict[str, Any]:
+    anyio.move_on_after(0.01).__enter__()
+    return state
+
+
+async def waits(state: dict[str, Any]) -> dict[str, Any]:
+    await anyio.sleep(5.0)
+    return {"waited": True}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio itself ends a program that does so
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("steps", [(is_cut,), (is_cut, waits), (leaves_one_open, waits)])
+async def test_a_step_that_a_scope_left_open_has_cut_did_not_end(steps: tuple[Any, ...], watched: bool) -> None:
+    """I2: no checkpoint says so. In its task nothing can be awaited any more, and nobody waits for that for ever."""
+    registry = StepRegistry()
+    for step in steps:
+        registry.register(step.__name__, step, retry=RetryPolicy(max_attempts=2, initial=0))
+    registry.workflow("work", [step.__name__ for step in steps])
+    on_event = (lambda event: None) if watched else None
+    async with Executor(registry, store=MemoryCheckpointStore(), on_event=on_event) as executor:
+        run = await executor.start("work", {}, id="x")
+        with pytest.raises(ExecutionBlockedError):
+            await run.result(timeout=10.0)
+        ended = [record.name for record in await executor.steps("x") if record.kind in ("step", "finish")]
+        assert ended == [step.__name__ for step in steps if step is leaves_one_open]
+        assert not executor.runners
 
 
 @pytest.mark.parametrize("kind", [Executor, Worker])

@@ -14,12 +14,13 @@ import attrs
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from longrun.moves import is_passing
 from longrun.records import ExecutionState
 from longrun.stored import Boundary, Claim, Create, Head, Loaded, Owner, Query, Save, Send, Write
 from longrun.stores.base import Answer, StoreBackend
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
-from longrun.testing.samples import NOW, boundary, create, send
+from longrun.testing.samples import NOW, boundary, create, end, move, owned, send
 
 NewPlace = Callable[[], Callable[[], CheckpointStore]]
 """Makes an empty place, and gives what makes store objects on it."""
@@ -144,6 +145,9 @@ class StoreMachine(RuleBasedStateMachine):
             backend = self.make().backend
             backend.open()
             self.sides.append(backend)
+        for side, owner in enumerate(OWNERS[:2]):  # a store may remember what its own owners have written
+            for one in (self.sides[side], self.model):
+                one.register(Owner(id=owner, life={"pid": side}, remaining=0.0), 1000.0)
 
     def teardown(self) -> None:
         for backend in self.sides:
@@ -244,12 +248,14 @@ class StoreMachine(RuleBasedStateMachine):
             "new": st.builds(
                 self.new, ids, head_changes(), st.sampled_from(WORKFLOWS), st.sampled_from(QUEUES), metadata
             ),
+            "start": st.builds(self.start, ids, st.just(OWNERS[side])),
             "save": st.builds(self.save, known, steps, st.just(side)),
+            "move": st.builds(self.move, known, steps, st.just(side), st.sampled_from([False, False, False, True])),
             "send": st.builds(
                 self.send, known, payloads | st.none(), st.sampled_from([None, *KEYS]), st.integers(2, 4)
             ),
         }
-        weights = {"new": 1 if there else 5, "save": 6, "send": 3}
+        weights = {"new": 1 if there else 5, "start": 1 if there else 5, "save": 3, "move": 5, "send": 3}
         chosen = st.sampled_from([kind for kind, weight in weights.items() for _ in range(weight)])
         return chosen.flatmap(kinds.__getitem__)
 
@@ -262,6 +268,11 @@ class StoreMachine(RuleBasedStateMachine):
         }
         new = create(id, workflow=workflow, queue=queue, metadata=metadata, blobs={"b0": b"first"}, **rank)
         return attrs.evolve(new, head=attrs.evolve(new.head, **fields))
+
+    def start(self, id: str, owner: str) -> Create:
+        """As the executor makes most of them."""
+        self.born += 1
+        return owned(id, owner, created=NOW + self.born, priority=self.born % 3)
 
     def send(self, id: str, payload: bytes | None, key: str | None, limit: int) -> Send:
         return send(id, payload=payload, key=key, limit=limit)
@@ -294,6 +305,20 @@ class StoreMachine(RuleBasedStateMachine):
             steps=step.steps,
             version=step.version,
         )
+
+    def move(self, id: str, step: Step, side: int, ends: bool) -> Save:
+        """From a step to the next, or to the end, where that is all that is to be said."""
+        found = self.model.load(id)
+        if found is None or found.head.owner is None or not is_passing(found.head):
+            return self.save(id, step, side)
+        head = attrs.evolve(
+            found.head,
+            fence=found.head.fence + self.shift(found.head, step.fence, self.holders[id] == side),
+            revision=max(0, found.head.revision + step.revision - 1),
+        )
+        keep = None if any(names for _, names in found.kept) else step.keep
+        keep_from, _ = _retention(found, [boundary(head.seq + 1)], keep)
+        return (end if ends else move)(id, head, keep_from=keep_from)
 
     def shift(self, head: Head, wanted: int, holds: bool) -> int:
         """How far off the fence of a save is: never below 0, and never right for a side that does not hold it."""

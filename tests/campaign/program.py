@@ -197,18 +197,31 @@ def main(settings: dict[str, Any]) -> int:
     store = make_store(settings["url"], options, outside, trap, disk)
     config = ExecutorConfig(**{**CONFIG, **settings.get("config", {})})
     backend: str = settings.get("loop", "asyncio")
-    anyio.run(_serve, store, outside, config, clock, settings["batch"], Path(settings["stop"]), backend=backend)
+    on_event = _teller(outside) if settings["process"] % 2 else None  # who is watched takes the long way
+    anyio.run(
+        _serve, store, outside, config, clock, on_event, settings["batch"], Path(settings["stop"]), backend=backend
+    )
     return 0
 
 
-async def _serve(
-    store: CheckpointStore, outside: Outside, config: ExecutorConfig, clock: Clock, batch: int, stop: Path
-) -> None:
+def _teller(outside: Outside) -> Callable[[ExecutionEvent], None]:
     def tell(event: ExecutionEvent) -> None:
         if event.type in TOLD:
             outside.note("event", type=str(event.type), id=event.execution_id, seq=event.data.get("seq"))
 
-    async with Executor(work.registry, store=store, config=config, on_event=tell, clock=clock) as executor:
+    return tell
+
+
+async def _serve(
+    store: CheckpointStore,
+    outside: Outside,
+    config: ExecutorConfig,
+    clock: Clock,
+    on_event: Callable[[ExecutionEvent], None] | None,
+    batch: int,
+    stop: Path,
+) -> None:
+    async with Executor(work.registry, store=store, config=config, on_event=on_event, clock=clock) as executor:
         while True:
             await _run_batch(executor, outside, batch)
             outside.note("batch", number=batch, calls=store.backend.calls)  # type: ignore[attr-defined]

@@ -234,7 +234,23 @@ async def leaf_two(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
 registry.workflow("family", [parent])
 registry.workflow("leaf", [leaf_one, leaf_two])
 
-WORKFLOWS = ("loops", "calls", "moves", "waits", "family")
+
+# steps that merely follow each other: several of them at once, so that they are saved in one batch
+
+
+async def hop(ctx: StepContext, state: dict[str, Any]) -> dict[str, Any]:
+    begin(ctx)
+    return {**state, "hops": state.get("hops", 0) + 1}
+
+
+CHAINS = tuple(f"chain{n}" for n in range(6))
+HOPS = tuple(f"hop{n}" for n in range(8))
+for name in HOPS:
+    registry.register(name, hop)
+for name in CHAINS:
+    registry.workflow(name, HOPS)
+
+WORKFLOWS = ("loops", "calls", "moves", "waits", "family", *CHAINS)
 
 
 def children_of(id: str) -> tuple[str, ...]:
@@ -267,6 +283,7 @@ def expected_result(id: str) -> dict[str, Any]:
         "family": {"children": [n * 10 + 1, n * 10 + 11]},
         "leaf": {"leaf": n * 10 + 1},
         "items": {"durable": n * sum(range(ITEMS))},
+        **{name: {"hops": len(HOPS)} for name in CHAINS},
     }
     return {**state, **added[workflow_of(id)]}
 
