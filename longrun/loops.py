@@ -6,6 +6,7 @@ Place in the life of an execution: checkpoint. The writer thread answers through
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextvars import Context
@@ -252,6 +253,9 @@ _here = threading.local()
 
 def current_loop() -> Loop:
     """A handle on the loop that runs this code; the same one every time, so that answers can be gathered by it."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():  # asked first: it may be the guest of an asyncio loop
+        return _current_trio()
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:  # asyncio does not run here

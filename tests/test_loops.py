@@ -10,8 +10,11 @@ from typing import Any
 
 import anyio
 import pytest
+import trio
 
+from longrun import Executor, MemoryCheckpointStore, StepRegistry
 from longrun.loops import Bell, Waiter, current_loop
+from tests.crashing import PATIENCE
 
 NAME: ContextVar[str] = ContextVar("NAME", default="nobody")
 
@@ -262,6 +265,34 @@ def test_ctrl_c_in_one_task_keeps_nobody_else_from_going_on() -> None:
         assert isinstance(tasks[1].exception(), KeyboardInterrupt)
     finally:
         loop.close()
+
+
+def test_trio_may_be_the_guest_of_asyncio() -> None:
+    """As beside a program with a window, whose loop is the host."""
+    registry = StepRegistry()
+
+    @registry.step
+    async def count(state: int) -> int:
+        return state + 1
+
+    registry.workflow("work", [count, count])
+
+    async def guest() -> int:
+        async with Executor(registry, store=MemoryCheckpointStore()) as executor:
+            return int(await (await executor.start("work", 0)).result(timeout=PATIENCE))
+
+    async def host() -> int:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[int] = loop.create_future()
+        trio.lowlevel.start_guest_run(
+            guest,
+            run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+            run_sync_soon_not_threadsafe=loop.call_soon,
+            done_callback=lambda outcome: ended.set_result(outcome.unwrap()),
+        )
+        return await ended
+
+    assert asyncio.run(host()) == 2
 
 
 async def test_nobody_is_called_in_a_loop_that_is_gone() -> None:

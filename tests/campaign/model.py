@@ -188,7 +188,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(side=sides, owner=owners, what=st.sampled_from(["register", "renew", "unregister"]), pid=st.integers(1, 3))
     def lease(self, side: int, owner: str, what: str, pid: int) -> None:
+        """An owner lives in one process; others may remove what it has left."""
         answers: list[object] = []
+        if what != "unregister":
+            side = OWNERS.index(owner) % 2
         for backend in (self.sides[side], self.model):
             if what == "register":
                 full = Owner(id=owner, life={"pid": pid}, remaining=0.0, queues=("q",) * pid)
