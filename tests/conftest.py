@@ -80,6 +80,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if any(path.is_relative_to(collection_path) for path in named) else True
 
 
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """A whole class that is marked `thorough` is not looked through in vain, by every worker."""
+    marks = getattr(obj, "pytestmark", []) if isinstance(obj, type) else []
+    left_out = any(mark.name == "thorough" for mark in marks) and not collector.config.getoption("--thorough")
+    return [] if left_out else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--thorough"):
         left_out = [item for item in items if item.get_closest_marker("thorough")]
@@ -89,14 +96,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtestloop() -> Generator[None, object, object]:
-    """Thousands of tests stay to the end: the garbage collector need not look through them each time."""
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Thousands of tests stay to the end: the garbage collector need not look through them each time, and in a worker,
+    which ends then, not at the end either."""
     gc.freeze()
     gc.enable()
     try:
         return (yield)
     finally:
-        gc.unfreeze()
+        if not hasattr(session.config, "workerinput"):
+            gc.unfreeze()
 
 
 def pytest_report_header() -> list[str]:
@@ -130,7 +139,8 @@ def campaign_size(request: pytest.FixtureRequest) -> int:
 # --- servers --------------------------------------------------------------------------------------------------------
 
 
-def _missing(request: pytest.FixtureRequest, what: str) -> NoReturn:
+def missing(request: pytest.FixtureRequest, what: str) -> NoReturn:
+    """Skip or fail a test whose server is not here, as the run was told to."""
     if request.config.getoption("--allow-missing-servers"):
         pytest.skip(f"no {what} on this machine")
     pytest.fail(f"no {what} on this machine; --allow-missing-servers skips what needs it", pytrace=False)
@@ -141,7 +151,7 @@ def postgres_server(request: pytest.FixtureRequest) -> Iterator[PostgresServer |
     """The worker's PostgreSQL, or the one that a URL names. To stop it: `disposable_postgres`."""
     source = servers.find_postgres()
     if source is None:
-        _missing(request, "PostgreSQL")
+        missing(request, "PostgreSQL")
     if source.url is not None:
         yield source
         return
@@ -176,7 +186,7 @@ def disposable_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServ
     """A server of the test's own, with fsync on, to be stopped, killed and restarted."""
     source = servers.find_postgres(local=True)
     if source is None:
-        _missing(request, "PostgreSQL that can be killed")
+        missing(request, "PostgreSQL that can be killed")
     with PostgresServer(source, fsync=True) as server:
         yield server
 
@@ -185,7 +195,7 @@ def disposable_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServ
 def redis_source(request: pytest.FixtureRequest) -> Source:
     """One of the Redis and Valkey servers found, in turn."""
     if request.param is None:
-        _missing(request, "Redis or Valkey")
+        missing(request, "Redis or Valkey")
     source: Source = request.param
     return source
 
@@ -207,8 +217,8 @@ def redis_prefix(redis_server: RedisServer | Source) -> Iterator[str]:
     prefix = f"test:{uuid.uuid4().hex}:"
     yield prefix
     with redis.Redis.from_url(redis_server.url) as client:
-        for key in client.scan_iter(match=f"{prefix}*", count=1000):
-            client.delete(key)
+        if keys := list(client.scan_iter(match=f"{prefix}*", count=1000)):
+            client.unlink(*keys)
 
 
 @pytest.fixture
@@ -225,7 +235,7 @@ def redis_url(redis_server: RedisServer | Source) -> str:
 def redis_local_source(request: pytest.FixtureRequest) -> Source:
     """One of the Redis and Valkey servers that can be started here, in turn."""
     if request.param is None:
-        _missing(request, "Redis or Valkey that can be killed")
+        missing(request, "Redis or Valkey that can be killed")
     source: Source = request.param
     return source
 

@@ -57,6 +57,32 @@ async def crash(executor: CrashableExecutor) -> None:
     await executor.store.aclose()
 
 
+LASTING = 3600.0
+"""A time-out that `expire` ends: on a busy machine nobody knows how far a step comes in a fraction of a second."""
+
+
+def expire(executor: Executor, id: str = "x") -> None:
+    """The time of the step that runs is over now, as if its time-out had passed."""
+    attempt = executor.runners[id].attempt
+    assert attempt is not None
+    assert attempt.step.timeout is not None
+    attempt._scope.deadline = anyio.current_time()
+
+
+async def rest(executor: Executor) -> None:
+    """Let its sweep take nothing more: no later one, and the one that is under way is over."""
+    executor.draining = True
+    later, once = anyio.Event(), executor.sweeper.once
+
+    async def next_one() -> int:
+        later.set()
+        return await once()
+
+    executor.sweeper.once = next_one  # type: ignore[method-assign]
+    executor.stir()
+    await later.wait()
+
+
 def registry_of(*steps: Callable[..., Any], **options: Any) -> StepRegistry:
     """A registry with the workflow `work` of these steps; one attempt each, if `options` do not say otherwise."""
     registry = StepRegistry()

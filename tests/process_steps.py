@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import trio
 from attrs import frozen
 
 from longrun import Finish, Goto, NonRetryable, Repeat, SyncStepContext
@@ -329,6 +328,8 @@ def note_and_fail(ctx: SyncStepContext, state: dict[str, Any]) -> dict[str, Any]
 
 
 def once_async(ctx: SyncStepContext, state: str) -> Any:
+    import trio  # here: every child of these tests would wait for it
+
     return ctx.once("a", {"asyncio": asyncio.sleep, "anyio": anyio.sleep, "trio": trio.sleep}[state], 0.1)
 
 

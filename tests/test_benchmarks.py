@@ -50,25 +50,6 @@ def row(**changes: object) -> Row:
     return Row(**{**given, **changes})  # type: ignore[arg-type]  # the keywords above
 
 
-def jobs() -> list[object]:
-    """All of them; the ones that start many processes only when asked for."""
-    slow = [pytest.mark.thorough]
-    return [pytest.param(name, marks=slow if name in ("J4", "J5", "J6", "J7", "J9") else []) for name in MODULES]
-
-
-@pytest.mark.parametrize("name", jobs())
-def test_every_job_checks_its_answer_and_gives_rows(name: str, tmp_path: Path):
-    """Each job runs in child processes of its own, finds the stored rows it expects, and cleans its place up."""
-    rows, troubles = measured(small(name), "file" if name in ("J4", "J5") else "sqlite", tmp_path)
-
-    assert [trouble.text for trouble in troubles] == []
-    assert {found.job for found in rows} == {name}
-    assert all(found.ours for found in rows)
-    assert list(tmp_path.iterdir()) == []
-    if name == "J4":  # what was finished before the kill did not run again (I2)
-        assert [list(found.ours) for found in rows if found.unit == "steps"] == [[0, 0]]
-
-
 def test_a_measurement_that_fails_is_told_with_its_words(tmp_path: Path):
     """Sizes that lack what the job needs: no row, and what the child said."""
     broken = attrs.evolve(job_of("J1"), full={"executions": 1})

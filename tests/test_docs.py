@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import enum
+import functools
 import inspect
 import io
 import itertools
@@ -25,7 +26,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from attrs import frozen
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+READ_FIRST = (ROOT / "README.md", DOCS / "tutorial.md")
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 TITLE = re.compile(r'title="([^"]*)"')
 SELF = re.compile(r"self\.(\w+)(?=[^=]*=)")
@@ -78,8 +80,12 @@ def blocks_of(page: Path) -> list[Block]:
     return found
 
 
-def cases(pages: list[Path]) -> list[Any]:
+def cases(pages: Iterable[Path]) -> list[Any]:
     return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
+
+
+def with_programs() -> list[Path]:
+    return [page for page in PAGES if any(block.runs for block in blocks_of(page))]
 
 
 # -- in the process of a page ------------------------------------------------------------------------------------------
@@ -128,8 +134,13 @@ def check_output(where: str, wanted: str, printed: str) -> None:
 # -- the tests ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", cases([page for page in PAGES if any(block.runs for block in blocks_of(page))]))
+@pytest.mark.parametrize("page", cases(READ_FIRST))
 def test_the_programs_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:
+    """Those of the other pages: `tests/campaign/test_docs_programs.py`."""
+    check_programs(page, tmp_path)
+
+
+def check_programs(page: Path, tmp_path: Path) -> None:
     commands = tmp_path / "commands"
     commands.mkdir()
     for name, more in (("longrun", "-m longrun "), ("python", "")):
@@ -352,9 +363,15 @@ def record_parts(kind: Any) -> Iterator[str]:
     yield "\n".join(["| field | type | |", "|---|---|---|", *rows])
 
 
+@functools.cache
+def source_of(kind: type) -> str:
+    """Kept: to find a class, its whole module is parsed."""
+    return inspect.getsource(kind)
+
+
 def field_docstrings(kind: type) -> dict[str, str]:
     """What stands in a string behind a field of a class."""
-    body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]  # it is a class
+    body = ast.parse(source_of(kind)).body[0].body  # type: ignore[attr-defined]  # it is a class
     found = {}
     for field, behind in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant):
@@ -386,7 +403,7 @@ def errors_page() -> str:
 
 def error_attributes(kind: type) -> str:
     """What is put on `self`, by the class or by those above it."""
-    sources = [inspect.getsource(one) for one in kind.__mro__ if one.__module__ == kind.__module__]
+    sources = [source_of(one) for one in kind.__mro__ if one.__module__ == kind.__module__]
     names = [
         name
         for line in re.findall(r"^ +(self\..* = .*)$", "\n".join(sources), re.MULTILINE)

@@ -284,7 +284,9 @@ async def test_interval_saves_boundaries_while_a_step_runs_that_says_nothing(sto
         return state
 
     registry.workflow("work", [quick, quick, slow])
-    config = ExecutorConfig(durability="interval", checkpoint_interval=0.1, heartbeat_interval=0.1, lease_ttl=60)
+    config = ExecutorConfig(
+        durability="interval", checkpoint_interval=0.1, heartbeat_interval=0.1, lease_ttl=60, drain_timeout=0
+    )
     async with Executor(registry, store=store, config=config) as executor:
         await executor.start("work", {"n": 0}, id="a")
         await begun.wait()

@@ -242,20 +242,6 @@ async def test_a_wait_for_no_signal_is_the_steps_error(registry, clock, name):
         await outcome(registry, clock, [ask])
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=pytest.mark.thorough)])
-async def test_a_step_may_stand_in_a_workflow_ten_thousand_times(registry):
-    @registry.step
-    async def add(state: int) -> int:
-        return state + 1
-
-    registry.workflow("long", [add] * 10_000)
-    async with Executor(registry, store=MemoryCheckpointStore()) as executor:
-        run = await executor.start("long", 0)
-        assert await run.result() == 10_000
-        info = await run.info()
-        assert (info.total_steps, info.checkpoints, info.progress) == (10_000, 10_001, 1.0)
-
-
 async def _for_over_an_async_loop(ctx: StepContext, state: Any) -> Any:
     for item in ctx.each("pages", [1, 2]):  # type: ignore[attr-defined]  # the mistake under test
         state = item

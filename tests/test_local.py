@@ -24,7 +24,7 @@ from longrun import (
 )
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
-from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, registry_of, run, stored
+from tests.crashing import AT_ONCE, LASTING, NEVER, PATIENCE, crash_at, expire, finish, registry_of, run, stored
 
 
 @pytest.fixture
@@ -336,9 +336,12 @@ async def test_the_last_capture_survives_a_time_out(store):
         ctx.local["n"] = 1
         await ctx.checkpoint()
         ctx.local["n"] = "in the middle"
+        expire(executor)
         await anyio.sleep_forever()
 
-    await run(registry_of(step, retry=AT_ONCE, timeout=0.05), store, config=NEVER)
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry_of(step, retry=AT_ONCE, timeout=LASTING), store=store, config=NEVER) as executor:
+            await (await executor.start("work", id="x")).result()
     assert attempts == [(1, {}), (2, {"n": 1})]
 
 

@@ -68,11 +68,23 @@ class Child:
 
 @pytest.fixture
 def child() -> Iterator[Child]:
+    with started("-m", "longrun.child") as child:
+        yield child
+
+
+@pytest.fixture
+def calm_child() -> Iterator[Child]:
+    """One that is in no hurry to ask whether to stop: what it says does not depend on how busy the machine is."""
+    with started("-c", "from longrun import child; child.LOOK_EVERY = 3600.0; child.main()") as child:
+        yield child
+
+
+@contextlib.contextmanager
+def started(*words: str) -> Iterator[Child]:
     (ours, theirs), (bell, heard) = socket.socketpair(), socket.socketpair()
     with theirs, heard:
         numbers = (theirs.fileno(), heard.fileno())
-        command = [sys.executable, "-m", "longrun.child", *map(str, numbers)]
-        process = subprocess.Popen(command, pass_fds=numbers, cwd=ROOT)
+        process = subprocess.Popen([sys.executable, *words, *map(str, numbers)], pass_fds=numbers, cwd=ROOT)
     made = Child(Pipe(ours), process, bell)
     try:
         yield made
@@ -102,13 +114,13 @@ def test_one_child_runs_step_after_step(child: Child) -> None:
     }
 
 
-def test_it_saves_and_asks_and_believes_the_answer(child: Child) -> None:
-    child.run(process_steps.ask)
-    save = child.says()
+def test_it_saves_and_asks_and_believes_the_answer(calm_child: Child) -> None:
+    calm_child.run(process_steps.ask)
+    save = calm_child.says()
     assert (save["op"], save["force"], save["drop"]) == ("save", True, [])
     assert save["put"] == {"local": '{"asked":true}'}
-    child.pipe.send({**CALM, "time_left": 5.0, "shutting_down": True})
-    said, last = child.to_the_end()
+    calm_child.pipe.send({**CALM, "time_left": 5.0, "shutting_down": True})
+    said, last = calm_child.to_the_end()
     assert said == []  # the answer is still fresh: nothing was asked again
     assert 0 < last["state"]["time_left"] <= 5.0
     assert last["state"]["shutting_down"] is True
@@ -149,13 +161,13 @@ def test_a_step_stands_in_the_trace_of_its_parent(child: Child) -> None:
     assert child.to_the_end()[1]["state"] == "0" * 32, "and only while it runs"
 
 
-def test_a_save_is_handed_over_when_it_is_due_and_needs_no_answer(child: Child) -> None:
-    child.run(process_steps.checkpoint_once, interval=0.0)
-    (save,), last = child.to_the_end()
+def test_a_save_is_handed_over_when_it_is_due_and_needs_no_answer(calm_child: Child) -> None:
+    calm_child.run(process_steps.checkpoint_once, interval=0.0)
+    (save,), last = calm_child.to_the_end()
     assert (save["op"], save["force"], save["put"]) == ("save", False, {"local": '{"n":1}'})
     assert last["op"] == "returned"
-    child.run(process_steps.tell, interval=0.0)
-    said, last = child.to_the_end()
+    calm_child.run(process_steps.tell, interval=0.0)
+    said, last = calm_child.to_the_end()
     assert last["op"] == "returned"
     saves = [one for one in said if one["op"] == "save"]
     assert saves[-1]["put"] == {"each:items": '{"n":3,"of":3,"end":true}'}
@@ -169,10 +181,10 @@ def test_what_the_step_says_of_its_progress_is_not_overwritten_by_its_loop(child
     assert {one["total"] for one in shown[:-1]} <= {3}
 
 
-def test_an_attempt_goes_on_behind_the_entries_it_is_given(child: Child, tmp_path: Path) -> None:
+def test_an_attempt_goes_on_behind_the_entries_it_is_given(calm_child: Child, tmp_path: Path) -> None:
     state = {"items": 5, "dies_at": -1, "ledger": str(tmp_path / "ledger")}
-    child.run(process_steps.count, state, entries={"each:items": '{"n":3,"of":5}', "local": '{"sum":3}'})
-    said, last = child.to_the_end()
+    calm_child.run(process_steps.count, state, entries={"each:items": '{"n":3,"of":5}', "local": '{"sum":3}'})
+    said, last = calm_child.to_the_end()
     assert last["state"]["sum"] == 10
     assert (tmp_path / "ledger").read_text().split() == ["3", "4"]
     assert [one["put"].get("each:items") for one in said if one["op"] == "save"][:2] == [
@@ -181,13 +193,13 @@ def test_an_attempt_goes_on_behind_the_entries_it_is_given(child: Child, tmp_pat
     ]
 
 
-def test_a_coroutine_that_needs_no_loop_runs_and_one_that_does_is_refused(child: Child) -> None:
-    child.run(process_steps.remember)
-    said, last = child.to_the_end()
+def test_a_coroutine_that_needs_no_loop_runs_and_one_that_does_is_refused(calm_child: Child) -> None:
+    calm_child.run(process_steps.remember)
+    said, last = calm_child.to_the_end()
     assert last["state"] == "at once"
     assert said[0]["put"] == {"once:answer": '"at once"'}
-    child.run(process_steps.remember_later)
-    assert child.to_the_end()[1]["name"] == "UnsupportedInProcessError"
+    calm_child.run(process_steps.remember_later)
+    assert calm_child.to_the_end()[1]["name"] == "UnsupportedInProcessError"
 
 
 @pytest.mark.parametrize(
@@ -267,10 +279,10 @@ def test_a_program_that_was_loaded_is_a_module_like_any_other(child: Child, tmp_
     assert last["state"] == {"url": "a", "above": None}
 
 
-def test_its_context_is_for_the_thread_of_the_step_alone(child: Child) -> None:
+def test_its_context_is_for_the_thread_of_the_step_alone(calm_child: Child) -> None:
     """But for progress, which any thread may tell: the parent's answer would come to whoever reads first."""
-    child.run(process_steps.use_elsewhere)
-    said, last = child.to_the_end()
+    calm_child.run(process_steps.use_elsewhere)
+    said, last = calm_child.to_the_end()
     assert [one["op"] for one in said] == ["progress"]
     misuse = "StepMisuseError: a step's context can only be used in the thread that longrun runs it in"
     assert last["state"] == [misuse] * 3

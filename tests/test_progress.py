@@ -347,7 +347,7 @@ async def test_a_step_that_returns_after_its_time_has_failed():
 
     async def step(ctx: StepContext, state):
         if ctx.attempt == 1:
-            time.sleep(0.05)  # blocks the loop on purpose
+            time.sleep(0.6)  # blocks the loop on purpose
         return ctx.attempt
 
-    assert await run(registry_of(step, retry=AT_ONCE, timeout=0.02)) == 2
+    assert await run(registry_of(step, retry=AT_ONCE, timeout=0.5)) == 2

@@ -181,7 +181,8 @@ async def test_what_a_dead_worker_had_only_just_claimed_waits_for_room_too() -> 
             async with CrashableWorker(ledger.registry, store=store) as doomed:
                 first = await client.submit("waits", "a", id="first", queue="one")
                 await first.wait("waiting")
-                doomed.draining = True  # its sweep takes nothing more
+                await doomed.wait_idle()  # neither its runner looks at it any more,
+                doomed.stop_sweeping()  # nor the sweep: that would deliver the signal
                 await client.signal("first", "go")
                 assert await doomed.sweeper.claims.take(("first",), frozenset({ExecutionState.WAITING}), frozenset())
                 await crash(doomed)
@@ -206,8 +207,8 @@ async def test_a_start_up_pass_leaves_a_limited_queue_to_the_sweep() -> None:
                 await crash(doomed)
             executor = Executor(ledger.registry, store=store, config=ExecutorConfig(auto_resume=False))
             executor.takes_work = True
+            executor.draining = True  # its sweep takes nothing while the report is made, nor before
             async with executor:
-                executor.draining = True  # its sweep takes nothing while the report is made
                 report = await executor.sweeper.resume_all()
                 assert report.skipped == {"left": "its queue 'one' is limited: it is taken up when there is room"}
                 executor.draining = False
@@ -255,8 +256,8 @@ async def test_a_report_says_that_what_was_paused_waits_for_room() -> None:
             await client.limit_queue("one", concurrency=1)
             executor = Executor(ledger.registry, store=store, config=ExecutorConfig(auto_resume=False))
             executor.takes_work = True
+            executor.draining = True  # its sweep takes nothing while the report is made, nor before
             async with executor:
-                executor.draining = True  # its sweep takes nothing while the report is made
                 report = await executor.sweeper.resume_all()
                 reason = "its queue 'one' is limited: it is taken up when there is room"
                 assert (report.resumed, report.skipped) == ((), {"a": reason, "b": reason})

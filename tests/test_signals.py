@@ -12,7 +12,6 @@ import pytest
 from longrun import (
     Client,
     ConfigError,
-    ExecutionHandle,
     ExecutionNotFoundError,
     Executor,
     Goto,
@@ -31,7 +30,7 @@ from longrun.inbox import Inbox
 from longrun.stored import Message, Save
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
-from longrun.testing import ManualClock, crash_matrix
+from longrun.testing import ManualClock
 from longrun.testing.interposed import InterposedBackend
 from tests.crashing import CrashableExecutor, crash
 
@@ -309,29 +308,6 @@ def test_what_is_taken_is_remembered_only_while_somebody_reads():
     inbox.add([signal])
     inbox.consume(signal)
     assert not inbox._consumed
-
-
-async def test_no_crash_loses_or_doubles_a_signal_that_was_queued():
-    registry = StepRegistry()
-
-    async def begin(state: Any) -> WaitFor:
-        return WaitFor("begin", state)
-
-    async def listen(state: list[Any]) -> WaitFor:
-        return WaitFor("word", state)
-
-    async def reply(ctx: StepContext, state: list[Any]) -> Any:
-        state = [*state, ctx.signal]
-        return Goto("listen", state) if len(state) < 3 else state
-
-    async def speak(run: ExecutionHandle) -> None:
-        for n in range(3):
-            await run.signal("word", n, key=f"word {n}")
-        await run.signal("begin", key="begin")
-
-    registry.workflow("chat", [begin, listen, reply])
-    report = await crash_matrix(registry, "chat", [], drive=speak)
-    assert report.ok, str(report)
 
 
 async def test_signals_of_other_names_wait_without_keeping_anybody_busy(store):

@@ -404,7 +404,8 @@ async def test_there_is_no_result_before_it_is_stored(name: str, steps: int) -> 
         assert (await store.load("a")).head.state is ExecutionState.RUNNING
 
 
-async def test_there_is_no_result_when_the_executor_leaves_before_it_is_stored() -> None:
+async def test_there_is_no_result_when_the_executor_leaves_before_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longrun.drain.LAST_WORDS", 0.3)
     store, told = MemoryCheckpointStore(), []
     refusing(store, lambda write: StoreUnavailableError("memory", "away"))
 

@@ -28,7 +28,7 @@ from longrun import (
 )
 from longrun.loops import current_loop
 from longrun.threads import StepThreads
-from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, registry_of, run, stored
+from tests.crashing import AT_ONCE, LASTING, NEVER, PATIENCE, crash_at, expire, finish, registry_of, run, stored
 
 
 @pytest.fixture
@@ -243,9 +243,10 @@ async def test_a_thread_that_never_calls_its_context_is_waited_for_and_can_still
         return "too late"
 
     with anyio.fail_after(PATIENCE):
-        async with Executor(registry_of(step, retry=AT_ONCE, timeout=0.05), store=store) as executor:
+        async with Executor(registry_of(step, retry=AT_ONCE, timeout=LASTING), store=store) as executor:
             handle = await executor.start("work", id="x")
             await began.reached()
+            expire(executor)
             while not (await handle.info()).attempt:
                 await anyio.lowlevel.checkpoint()
             await handle.cancel()
@@ -266,9 +267,10 @@ async def test_what_is_obeyed_while_a_thread_is_waited_for_does_not_end_the_wait
         return len(runs)
 
     with anyio.fail_after(PATIENCE):
-        async with Executor(registry_of(step, retry=AT_ONCE, timeout=0.2), store=store) as executor:
+        async with Executor(registry_of(step, retry=AT_ONCE, timeout=LASTING), store=store) as executor:
             handle = await executor.start("work", id="x")
             await began.reached()
+            expire(executor)
             while not (await handle.info()).attempt:
                 await anyio.lowlevel.checkpoint()
             fence = (await store.load("x")).head.fence
@@ -298,8 +300,11 @@ async def test_the_next_attempt_waits_for_every_thread_that_a_map_left():
         await ctx.map(branch, range(3))
 
     with anyio.fail_after(PATIENCE):
-        async with Executor(registry_of(step, retry=AT_ONCE, timeout=0.2), store="memory:") as executor:
+        async with Executor(registry_of(step, retry=AT_ONCE, timeout=LASTING), store="memory:") as executor:
             handle = await executor.start("work", id="x")
+            while len(running) < 3:
+                await anyio.lowlevel.checkpoint()
+            expire(executor)
             while not (await handle.info()).attempt:
                 await anyio.lowlevel.checkpoint()
             go_on[2].set()
@@ -561,7 +566,7 @@ async def test_the_time_of_a_step_begins_when_there_is_a_thread_for_it():
 
 
 async def test_the_last_capture_of_a_thread_survives_a_time_out(store):
-    go_on = Flag()
+    began, go_on = Flag(), Flag()
     seen = []
 
     def step(ctx: SyncStepContext, state):
@@ -571,11 +576,14 @@ async def test_the_last_capture_of_a_thread_survives_a_time_out(store):
         for n in ctx.each("items", range(3)):
             ctx.local["n"] = n
             if n == 2:
+                began.set()
                 go_on.wait_for()
 
     with anyio.fail_after(PATIENCE):
-        async with Executor(registry_of(step, retry=AT_ONCE, timeout=0.2), store=store, config=NEVER) as executor:
+        async with Executor(registry_of(step, retry=AT_ONCE, timeout=LASTING), store=store, config=NEVER) as executor:
             handle = await executor.start("work", id="x")
+            await began.reached()
+            expire(executor)
             while not (await handle.info()).attempt:
                 await anyio.lowlevel.checkpoint()
             assert await stored(store) == {"each:items": {"n": 2, "of": 3}, "local": {"n": 1}}

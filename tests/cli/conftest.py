@@ -24,7 +24,7 @@ from tests.cli.sample_app import config, registry
 ROOT = Path(__file__).parent.parent.parent
 APP = "tests.cli.sample_app:registry"
 PATIENCE = 60.0
-LOOK_AGAIN = 0.02
+LOOK_AGAIN = 0.05
 
 
 @pytest.fixture(autouse=True)

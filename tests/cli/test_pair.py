@@ -81,8 +81,9 @@ def test_a_wrong_url_is_one_line_and_no_password_is_shown(url: str) -> None:
     assert (said.count("\n"), "write replicated:?primary=URL&secondary=URL" in said, "s3c" in said) == (1, True, False)
 
 
-def test_a_failover_by_hand(tmp_path: Path, disposable_redis: RedisServer) -> None:
+def test_a_failover_by_hand(tmp_path: Path, disposable_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a witness: one that is level at once, one that may not be by force alone."""
+    monkeypatch.setattr("longrun.stores._redis.link.PAUSES", (0.01, 0.02, 0.05))  # it does not come back meanwhile
     url = f"replicated:?primary={quote(disposable_redis.url, safe='')}&secondary=file:{tmp_path / 'b'}"
     prepare(url, submitted("site", "x"))
     assert call("store", "failover", "--store", url).stdout == "the secondary is active now, the standby is level\n"

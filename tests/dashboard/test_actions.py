@@ -150,6 +150,7 @@ async def test_a_signal_that_the_store_does_not_answer_is_not_called_stored(
 
     monkeypatch.setattr(store.backend, "commit", away)
     monkeypatch.setattr("longrun.dashboard.actions.WAIT", 0.05)
+    monkeypatch.setattr("longrun.crew.LAST_WORDS", 0.05)  # of the client, which the store does not answer either
     try:
         answer = await browser.post("/api/executions/one/signal", {"name": "go"})
     finally:

@@ -54,18 +54,18 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def postgres(postgres_server: PostgresServer | Source, postgres_schema: str) -> Iterator[StoreBackend]:
+def postgres(postgres_server: PostgresServer | Source, empty_schema: str) -> Iterator[StoreBackend]:
     assert postgres_server.url is not None
-    with opened(PostgresBackend(postgres_server.url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(postgres_server.url, schema=empty_schema)) as backend:
         yield backend
 
 
 @pytest.fixture
-def pooled(postgres_server: PostgresServer | Source, postgres_schema: str) -> Iterator[StoreBackend]:
+def pooled(postgres_server: PostgresServer | Source, empty_schema: str) -> Iterator[StoreBackend]:
     assert postgres_server.url is not None
     with (
         psycopg_pool.ConnectionPool(postgres_server.url, open=True) as pool,
-        opened(PostgresBackend(pool, schema=postgres_schema)) as backend,
+        opened(PostgresBackend(pool, schema=empty_schema)) as backend,
     ):
         yield backend
 

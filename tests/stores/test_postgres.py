@@ -45,43 +45,10 @@ from longrun.testing.conformance_base import created, done, ids_of, loaded, open
 from longrun.testing.conformance_messages import MessageContract
 from longrun.testing.conformance_write import SaveContract
 from longrun.testing.samples import change, claim, create, owned, send, step
-from tests.servers import PostgresServer, Source
+from tests.servers import PostgresServer
 from tests.stores.postgres_tools import committed_while_sending
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def server_url(postgres_server: PostgresServer | Source) -> str:
-    assert postgres_server.url is not None
-    return postgres_server.url
-
-
-@pytest.fixture(scope="session")
-def spare_schemas(postgres_server: PostgresServer | Source) -> Iterator[list[str]]:
-    """Schemas that a store has made its tables in, and that are empty again."""
-    assert postgres_server.url is not None
-    spare: list[str] = []
-    yield spare
-    for name in spare:
-        execute(postgres_server.url, f"SET client_min_messages = warning; DROP SCHEMA {name} CASCADE")
-
-
-@pytest.fixture
-def empty_schema(server_url: str, spare_schemas: list[str]) -> Iterator[str]:
-    """The tables of a store with nothing in them: to make them takes longer than most tests. Emptying it fails if the
-    test left a transaction open on it; then nobody else gets it."""
-    if not spare_schemas:
-        spare_schemas.append(f"test_{uuid.uuid4().hex}")
-        with opened(PostgresBackend(server_url, schema=spare_schemas[0])):
-            pass
-    name = spare_schemas.pop()
-    yield name
-    tables = [f"{name}.{table}" for table in migrations.TABLES]
-    with psycopg.connect(server_url, options="-c lock_timeout=5s") as connection:
-        connection.execute(f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE".encode())
-        connection.execute("; ".join(f"DELETE FROM {table}" for table in tables).encode())
-    spare_schemas.append(name)
 
 
 class TestPostgresStore(StoreConformance):
@@ -521,13 +488,13 @@ def test_a_connection_that_cannot_be_set_up_is_closed(
 )
 def test_a_save_and_what_follows_from_it_are_one(
     server_url: str,
-    postgres_schema: str,
+    empty_schema: str,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     fields: dict[str, Any],
 ) -> None:
     """I1: if the second statement fails, the first was not made."""
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         new = owned("a")
         created(backend, new)
         backend.commit([send("a")])
@@ -554,9 +521,9 @@ WAITS = {"state": ExecutionState.WAITING, "owner": None, "signal": "go"}
 
 @pytest.mark.parametrize("fields", [ENDS, WAITS])
 def test_a_save_that_nobody_has_written_to_is_one_statement(
-    server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+    server_url: str, empty_schema: str, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         many = [owned(id) for id in "abc"]
         created(backend, *many)
         monkeypatch.setattr(psycopg.Connection, "transaction", lambda connection: pytest.fail("a transaction"))
@@ -569,9 +536,9 @@ def test_a_save_that_nobody_has_written_to_is_one_statement(
 
 @pytest.mark.parametrize("fields", [ENDS, WAITS])
 def test_a_message_that_comes_while_a_save_waits_for_the_row_is_not_overlooked(
-    server_url: str, postgres_schema: str, fields: dict[str, Any]
+    server_url: str, empty_schema: str, fields: dict[str, Any]
 ) -> None:
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         assert isinstance(backend, PostgresBackend)
         new, other = owned("a"), owned("b")
         created(backend, new, other)
@@ -583,10 +550,10 @@ def test_a_message_that_comes_while_a_save_waits_for_the_row_is_not_overlooked(
 
 
 def test_a_save_that_fits_by_now_is_tried_again(
-    server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+    server_url: str, empty_schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The write before it was made by another connection, between the statement and the look at what is stored."""
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         new = owned("a")
         created(backend, new)
         usual, turns = Batch._run_saves, [0]
@@ -603,17 +570,17 @@ def test_a_save_that_fits_by_now_is_tried_again(
         assert isinstance(answer, WriteOrderError)
 
 
-def test_old_keys_are_forgotten(server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_keys_are_forgotten(server_url: str, empty_schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """I16: of the messages that were taken only the newest are remembered; of those that wait, all."""
     monkeypatch.setattr(sending, "KEYS_REMEMBERED", 3)
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         new = owned("a")
         created(backend, new)
         assert done(backend, send("a", key="k0"), send("a", key="k0"), send("a", key="k1")) == [1, 1, 2]
         done(backend, change("a", new.head, take=(1, 2)))
         assert done(backend, *[send("a", key=f"k{n}") for n in range(2, 6)]) == [3, 4, 5, 6]
         with psycopg.connect(server_url) as connection:
-            rows = connection.execute(f"SELECT key FROM {postgres_schema}.receipts ORDER BY id".encode()).fetchall()
+            rows = connection.execute(f"SELECT key FROM {empty_schema}.receipts ORDER BY id".encode()).fetchall()
         assert [key for (key,) in rows] == ["k0", "k1", "k2", "k3", "k4", "k5"]
         taken = change("a", change("a", new.head).head, take=(3, 4, 5, 6))
         done(backend, taken)
@@ -622,11 +589,11 @@ def test_old_keys_are_forgotten(server_url: str, postgres_schema: str, monkeypat
 
 
 def test_a_batch_that_is_too_large_for_a_statement_is_several(
-    server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+    server_url: str, empty_schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one transaction: all of it or nothing."""
     monkeypatch.setattr(batch, "STATEMENT_BYTES", 1000)
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         news = [owned(f"x{n}", data=b"x" * 400) for n in range(5)]
         statements: list[int] = []
         usual = Parts.apply
@@ -648,8 +615,8 @@ def test_a_store_that_is_not_open_can_be_woken_and_not_waited_for(server_url: st
         backend.wait(0.0)
 
 
-def test_metadata_is_equal_and_not_only_contained(server_url: str, postgres_schema: str) -> None:
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+def test_metadata_is_equal_and_not_only_contained(server_url: str, empty_schema: str) -> None:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         created(backend, create("a", metadata={"k": [1, 2]}), create("b", metadata={"k": {"x": 1, "y": 2}}))
         for value in ([1], {"x": 1}, [2, 1], []):
             assert backend.find(Query(metadata={"k": value})) == []
@@ -659,9 +626,9 @@ def test_metadata_is_equal_and_not_only_contained(server_url: str, postgres_sche
 # --- values and servers ---------------------------------------------------------------------------------------------
 
 
-def test_a_value_that_postgresql_cannot_hold_is_refused_alone(server_url: str, postgres_schema: str) -> None:
+def test_a_value_that_postgresql_cannot_hold_is_refused_alone(server_url: str, empty_schema: str) -> None:
     """A NUL or half a character in a name spoils its statement, not the batch."""
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         a, b = owned("a"), owned("b")
         created(backend, a, b)
         head = a.head
@@ -695,9 +662,9 @@ def shapes(id: str) -> list[Create | Save]:
     return writes
 
 
-def test_one_write_alone_does_what_it_does_in_a_batch(server_url: str, postgres_schema: str) -> None:
+def test_one_write_alone_does_what_it_does_in_a_batch(server_url: str, empty_schema: str) -> None:
     """One row stands in its statement, many come as arrays; a life by either way ends the same after each save."""
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         for alone, first, second in zip(shapes("a"), shapes("b"), shapes("c"), strict=True):
             assert backend.commit([alone]) + backend.commit([first, second]) == [alone.head.revision == 0 or None] * 3
             one, other = loaded(backend, "a"), loaded(backend, "b")
@@ -709,11 +676,9 @@ def test_one_write_alone_does_what_it_does_in_a_batch(server_url: str, postgres_
         assert loaded(backend, "a") == end
 
 
-def test_prepared_statements_are_bounded(
-    server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_statements_are_bounded(server_url: str, empty_schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "PREPARED", 2)
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         for id in ("a", "b"):
             for write in shapes(id):
                 done(backend, write)
@@ -725,9 +690,9 @@ def test_prepared_statements_are_bounded(
         assert len(found) == 2
 
 
-def test_zeros_of_either_sign_keep_their_bytes(server_url: str, postgres_schema: str) -> None:
+def test_zeros_of_either_sign_keep_their_bytes(server_url: str, empty_schema: str) -> None:
     """They are equal, but a checksum tells them apart: a column of a batch must not hold one for the other."""
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         zeros = {"a": 0.0, "b": -0.0, "c": 0}
         created(backend, *map(owned, zeros))
         done(backend, *(change(id, owned(id).head, head_fields={"done": zero}) for id, zero in zeros.items()))
@@ -736,9 +701,9 @@ def test_zeros_of_either_sign_keep_their_bytes(server_url: str, postgres_schema:
             assert (found.damage, math.copysign(1, found.head.done)) == ((), math.copysign(1, zero))
 
 
-def test_steps_are_set_by_who_first_runs_it(server_url: str, postgres_schema: str) -> None:
+def test_steps_are_set_by_who_first_runs_it(server_url: str, empty_schema: str) -> None:
     """Only with the fence that fits (I3), and the definition still fits its checksum afterwards."""
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         new = owned("a", steps=(), total=0)
         created(backend, new, owned("b"))
         stale = change("a", attrs.evolve(new.head, fence=9), steps=("x",))
@@ -750,10 +715,10 @@ def test_steps_are_set_by_who_first_runs_it(server_url: str, postgres_schema: st
 
 
 def test_steps_are_set_by_the_save_that_names_them(
-    server_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+    server_url: str, empty_schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I1: in its one statement, so that there is nothing between the two."""
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         new = [owned(id, steps=(), total=0) for id in "abc"]
         created(backend, *new)
         monkeypatch.setattr(psycopg.Connection, "transaction", lambda connection: pytest.fail("a transaction"))
@@ -769,8 +734,8 @@ def test_steps_are_set_by_the_save_that_names_them(
         assert [one.damage for one in found] == [(), (), ()]
 
 
-def test_free_text_may_hold_anything(server_url: str, postgres_schema: str) -> None:
-    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+def test_free_text_may_hold_anything(server_url: str, empty_schema: str) -> None:
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
         new = owned("a", metadata={"odd \0": "\0 \ud800", "nan": float("inf")})
         created(backend, new)
         done(backend, change("a", new.head, head_fields={"error": "bad \0 \udcff file", "note": "\0"}))

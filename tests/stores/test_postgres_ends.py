@@ -28,10 +28,10 @@ def url(postgres_server: PostgresServer | Source) -> str:
 
 
 @pytest.fixture(params=["url", "pool"])
-def backend(request: pytest.FixtureRequest, url: str, postgres_schema: str) -> Iterator[PostgresBackend]:
+def backend(request: pytest.FixtureRequest, url: str, empty_schema: str) -> Iterator[PostgresBackend]:
     with psycopg_pool.ConnectionPool(url, min_size=1, max_size=1, open=True) as pool:
         source = pool if request.param == "pool" else url
-        with opened(PostgresBackend(source, schema=postgres_schema)) as backend:
+        with opened(PostgresBackend(source, schema=empty_schema)) as backend:
             assert isinstance(backend, PostgresBackend)
             yield backend
 
@@ -93,8 +93,8 @@ def test_messages_of_what_has_ended_are_swept(backend: PostgresBackend) -> None:
     assert [head_of(backend, id).state for id in "abc"] == [ExecutionState.COMPLETED] * 3
 
 
-def test_a_message_that_comes_while_an_end_waits_for_the_row_is_not_overlooked(url: str, postgres_schema: str) -> None:
-    with opened(PostgresBackend(url, schema=postgres_schema)) as backend:
+def test_a_message_that_comes_while_an_end_waits_for_the_row_is_not_overlooked(url: str, empty_schema: str) -> None:
+    with opened(PostgresBackend(url, schema=empty_schema)) as backend:
         assert isinstance(backend, PostgresBackend)
         new = [owned(id) for id in "ab"]
         created(backend, *new)
@@ -104,10 +104,10 @@ def test_a_message_that_comes_while_an_end_waits_for_the_row_is_not_overlooked(u
         assert backend.messages("a") == []
 
 
-def test_an_end_is_told_to_others(backend: PostgresBackend, url: str, postgres_schema: str) -> None:
+def test_an_end_is_told_to_others(backend: PostgresBackend, url: str, empty_schema: str) -> None:
     new = owned("a")
     created(backend, new)
-    with opened(PostgresBackend(url, schema=postgres_schema)) as other:
+    with opened(PostgresBackend(url, schema=empty_schema)) as other:
         while other.wait(0.1):
             pass
         done(backend, move("a", new.head))

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,26 +18,40 @@ import pytest
 from longrun.errors import StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import Head
+from longrun.stores._postgres import links
 from longrun.stores.base import StoreBackend
 from longrun.stores.postgres import PostgresBackend
 from longrun.testing.conformance_base import PATIENCE, beside, created, done, head_of, loaded, opened
 from longrun.testing.samples import NOW, boundary, change, claim, create, end, owned, send, step
-from tests.servers import NOBODY, PostgresServer
+from tests.conftest import missing
+from tests.servers import NOBODY, PostgresServer, find_postgres
 from tests.stores.postgres_proxy import CuttingProxy
 
 ENDED = {"state": ExecutionState.COMPLETED, "owner": None, "ended": NOW}
 PARKED = {"state": ExecutionState.WAITING, "owner": None, "signal": "go"}
 
 
+@pytest.fixture(scope="module")
+def lasting_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    """A server that no test of these stops: one for all of them, each in a schema of its own."""
+    source = find_postgres(local=True)
+    if source is None:
+        missing(request, "PostgreSQL that can be started")
+    with PostgresServer(source, fsync=True) as server:
+        yield server
+
+
 @pytest.fixture
-def proxy(disposable_postgres: PostgresServer) -> Iterator[CuttingProxy]:
-    with CuttingProxy(disposable_postgres) as proxy:
+def proxy(lasting_postgres: PostgresServer) -> Iterator[CuttingProxy]:
+    with CuttingProxy(lasting_postgres) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def backend(proxy: CuttingProxy) -> Iterator[StoreBackend]:
-    with opened(PostgresBackend(proxy.url)) as backend:
+def backend(proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreBackend]:
+    """What a lost connection has locked is free after a second, not after five."""
+    monkeypatch.setitem(links.WRITER_SETTINGS, "idle_in_transaction_session_timeout", "1s")
+    with opened(PostgresBackend(proxy.url, schema=f"cut_{uuid.uuid4().hex}")) as backend:
         yield backend
 
 

@@ -31,8 +31,8 @@ def url(postgres_server: PostgresServer | Source) -> str:
 
 
 @pytest.fixture
-def backend(url: str, postgres_schema: str) -> Iterator[PostgresBackend]:
-    with opened(PostgresBackend(url, schema=postgres_schema)) as backend:
+def backend(url: str, empty_schema: str) -> Iterator[PostgresBackend]:
+    with opened(PostgresBackend(url, schema=empty_schema)) as backend:
         assert isinstance(backend, PostgresBackend)
         yield backend
 
@@ -98,7 +98,7 @@ def test_a_message_whose_answer_was_lost_is_sent_once(
 
 
 def test_receipts_of_messages_without_a_key_are_forgotten(
-    backend: PostgresBackend, url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+    backend: PostgresBackend, url: str, empty_schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I16."""
     monkeypatch.setattr(sending, "TOKENS_REMEMBERED", 3)
@@ -106,7 +106,7 @@ def test_receipts_of_messages_without_a_key_are_forgotten(
     for _ in range(6):
         done(backend, send("a"))
     with psycopg.connect(url) as connection:
-        found = connection.execute(f"SELECT id FROM {postgres_schema}.receipts ORDER BY id".encode()).fetchall()
+        found = connection.execute(f"SELECT id FROM {empty_schema}.receipts ORDER BY id".encode()).fetchall()
     assert [number for (number,) in found] == [4, 5, 6]
 
 

@@ -22,8 +22,8 @@ class TestRedisStore(StoreConformance):
         self.url, self.prefix = redis_server.url, f"test:{uuid.uuid4().hex}"
         yield
         with redis.Redis.from_url(self.url) as client:
-            for key in client.scan_iter(match=f"{{{self.prefix}}}*", count=1000):
-                client.delete(key)
+            if keys := list(client.scan_iter(match=f"{{{self.prefix}}}*", count=1000)):
+                client.unlink(*keys)
 
     def make_store(self) -> CheckpointStore:
         return RedisCheckpointStore(self.url, prefix=self.prefix)

@@ -1,48 +1,17 @@
-"""The replicated store keeps the contract, whatever two stores it is made of; and they are equal after every test."""
+"""The replicated store keeps the contract, and its two stores are equal after every test.
+
+On two databases, and on files and a database: `tests/campaign/test_replicated_contract.py`.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from longrun.stores.base import StoreBackend
 from longrun.stores.memory import MemoryBackend
-from longrun.stores.replicated import DirectoryWitness, ReplicatedCheckpointStore, Witness
-from longrun.stores.store import CheckpointStore
-from longrun.testing import StoreConformance
-from tests.stores.replicated_tools import assert_equal, make, opened
+from tests.stores.replicated_contract import Replicated
 
 
-class Replicated(StoreConformance):
-    """Two stores and what is asked of them."""
-
-    kinds = ("sqlite", "sqlite")
-    health_interval: float | None = None
-
-    @pytest.fixture(autouse=True)
-    def equal_afterwards(self, tmp_path: Path) -> Iterator[None]:
-        """I13: whatever a test did, through however many store objects, both have it."""
-        for name in ("primary", "secondary"):
-            (tmp_path / name).mkdir()
-        self.path = tmp_path
-        yield
-        one, two = self.backends()
-        with opened(one), opened(two):
-            assert_equal(one, two)
-
-    def backends(self) -> tuple[StoreBackend, StoreBackend]:
-        return make(self.kinds[0], self.path / "primary"), make(self.kinds[1], self.path / "secondary")
-
-    def witness(self) -> Witness | None:
-        return None
-
-    def make_store(self) -> CheckpointStore:
-        return ReplicatedCheckpointStore(*self.backends(), witness=self.witness(), health_interval=self.health_interval)
-
-
-@pytest.mark.thorough
 class TestTwoMemoryStores(Replicated):
     durable = False
 
@@ -52,19 +21,3 @@ class TestTwoMemoryStores(Replicated):
 
     def backends(self) -> tuple[StoreBackend, StoreBackend]:
         return self.pair
-
-
-class TestTwoSQLiteStores(Replicated):
-    def witness(self) -> Witness | None:
-        return DirectoryWitness(self.path / "witness")
-
-
-@pytest.mark.thorough
-class TestFilesAndSQLite(Replicated):
-    """With the thread that looks after them at work."""
-
-    kinds = ("file", "sqlite")
-    health_interval = 0.05
-
-
-del Replicated

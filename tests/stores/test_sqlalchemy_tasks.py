@@ -1,6 +1,6 @@
 """`SQLAlchemyTaskStore`: the ready bridge, on a real SQLite file and a real PostgreSQL.
 
-The contract of all stores on PostgreSQL: `tests/campaign/test_sqlalchemy_postgres.py`.
+The contract of all stores: `tests/campaign/test_sqlalchemy_contract.py`, and of every task store `test_task.py`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,9 @@ import sqlalchemy
 from longrun.errors import ConfigError, StoreSettingsError, StoreUnavailableError
 from longrun.stored import Query
 from longrun.stores.sqlalchemy_tasks import SQLAlchemyTaskStore
-from longrun.stores.store import CheckpointStore
 from longrun.stores.task import TaskBackend, TaskCheckpointStore, TaskRecord
-from longrun.testing import StoreConformance
 from longrun.testing.samples import claim, create, owned, step
 from tests.servers import PostgresServer
-
-
-class TestOnSQLite(StoreConformance):
-    @pytest.fixture(autouse=True)
-    def place(self, tmp_path: Path) -> None:
-        self.url = f"sqlite:///{tmp_path / 'tasks.db'}"
-
-    def make_store(self) -> CheckpointStore:
-        return TaskCheckpointStore(SQLAlchemyTaskStore(self.url))
-
 
 # --- the table -------------------------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LONGRUN_RUN_DIR", str(tmp_path / "run"))
 
 
-@pytest.mark.thorough  # the SQLAlchemy store has the seventh method too, and runs the whole suite
+@pytest.mark.thorough  # the SQLAlchemy store has the seventh method too, and runs the whole suite in tests/campaign
 class TestFencedTaskStore(StoreConformance):
     @pytest.fixture(autouse=True)
     def place(self) -> None:

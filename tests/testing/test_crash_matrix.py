@@ -1,4 +1,7 @@
-"""`crash_matrix` finds every point at which a workflow can crash, and names those where a crash changes something."""
+"""`crash_matrix` finds every point at which a workflow can crash, and names those where a crash changes something.
+
+With a real kill at each point: `tests/campaign/test_crash_kills.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from longrun import ExecutionHandle, ExecutorConfig, RetryPolicy, SQLiteCheckpoi
 from longrun.errors import ConfigError, NotStorableError, UnknownWorkflowError
 from longrun.testing import CrashPoint, Effects, crash_child, crash_matrix, crash_points, crash_tests
 from longrun.testing.crash import CrashPlan, World, ending_of
-from tests.testing.workflows import answer, effects, in_sqlite, registry
+from tests.testing.workflows import MAILS, answer, effects, in_sqlite, registry
 
 test_one_line_gives_a_test_for_each_point = crash_tests(registry, "awaits", {"a": 1}, loops=("asyncio", "trio"))
 test_or_for_those_that_are_given = crash_tests(
@@ -83,17 +86,6 @@ async def test_an_effect_without_a_key_is_seen_twice() -> None:
     assert "'mail' happened 2 times" in str(report)
     with pytest.raises(AssertionError, match="mail"):
         report.check()
-
-
-async def test_an_effect_that_never_happens_after_a_crash_is_found() -> None:
-    """What was to be done later stood in a variable, and died with its process."""
-    point = CrashPoint("after", "the checkpoint of crash-test: step at step 0 'queue_mail'")
-    report = await crash_matrix(registry, "queues", {}, effects=effects, points=[point], kill=True)
-    assert [(one.name, one.times) for one in report.lost_effects] == [("mail", 0)]
-    assert not report.ok
-    assert "an effect was lost: 1" in str(report)
-    tolerant = await crash_matrix(registry, "queues", {}, effects=effects, points=[point], kill=True, tolerate=["mail"])
-    assert tolerant.ok
 
 
 @pytest.mark.parametrize("kill", [False, True])
@@ -182,38 +174,19 @@ async def test_a_result_that_changes_by_itself_is_told_apart() -> None:
     assert not steady.notes
 
 
-async def test_a_real_kill_in_a_child_is_survived() -> None:
-    """The same points, each a SIGKILL (I1, I2)."""
-    chosen = [
-        CrashPoint("before", "the checkpoint of crash-test: step at step 0 'fetch'"),
-        CrashPoint("after", "the checkpoint of crash-test: step at step 0 'fetch'"),
-        CrashPoint("after", "the effect 'mail'"),
-    ]
-    report = await crash_matrix(registry, "mails", {}, effects=effects, points=chosen, kill=True)
-    assert not report.missed, str(report)
-    assert not report.failures, str(report)
-    assert [one.point for one in report.doubled_effects] == [chosen[2]]
-
-
-@pytest.mark.parametrize("kill", [False, True])
-async def test_the_store_can_be_ones_own(kill: bool) -> None:
+async def test_the_store_can_be_ones_own() -> None:
     """As `write a store` says: it is opened by one program after the other, and has what the dead one left."""
     places: list[Path] = []
-    chosen = [
-        CrashPoint("after", "the checkpoint of crash-test: step at step 0 'fetch'"),
-        CrashPoint("after", "the effect 'mail'"),
-    ]
 
     def noted(place: Path) -> SQLiteCheckpointStore:
         places.append(place)
         return in_sqlite(place)
 
-    store = in_sqlite if kill else noted
-    report = await crash_matrix(registry, "mails", {}, effects=effects, points=chosen, store=store, kill=kill)
+    report = await crash_matrix(registry, "mails", {}, effects=effects, points=MAILS, store=noted)
     assert not report.missed, str(report)
     assert not report.failures, str(report)
-    assert [one.point for one in report.doubled_effects] == [chosen[1]]
-    assert len(set(places)) == (0 if kill else 3)
+    assert [one.point for one in report.doubled_effects] == [MAILS[1]]
+    assert len(set(places)) == 3
 
 
 async def test_a_child_must_be_able_to_find_the_registry() -> None:

@@ -85,13 +85,6 @@ def users_pytest(place: Path, text: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_workers_of_xdist_agree_on_the_crash_points(tmp_path: Path) -> None:
-    """Each learns them by a run of its own, and all must collect the same tests."""
-    said = users_pytest(tmp_path, CRASHES, "-n", "2")
-    assert re.search(r"^\d\d passed", said, re.MULTILINE), said
-    assert not list(tmp_path.glob("longrun-points-*"))
-
-
 def test_a_point_that_is_not_survived_is_named_and_nothing_else(tmp_path: Path) -> None:
     text = CRASHES + "test_shouts = crash_tests(registry, 'shouts', {}, effects=effects)\n"
     said = users_pytest(tmp_path, text, "-k", "shouts and effect")
@@ -107,15 +100,6 @@ def test_a_workflow_that_fails_by_itself_is_told_at_the_users_line(tmp_path: Pat
     text += "registry.workflow('fails', [fails])\ntest_fails = crash_tests(registry, 'fails', {}, effects=effects)\n"
     said = users_pytest(tmp_path, text, "-k", "fails and after and start")
     assert re.search(r"test_user.py:\d+: UserWarning: fails: without any crash it ended failed: ValueError: typo", said)
-
-
-def test_one_line_can_kill_for_each_point(tmp_path: Path) -> None:
-    """The children import the test module, and learn no points of their own."""
-    text = CRASHES + "test_shouts = crash_tests(registry, 'shouts', {}, effects=effects, kill=True)\n"
-    text += "points = crash_points(registry, 'shouts', {}, effects=effects)\n"
-    said = users_pytest(tmp_path, text, "-k", "shouts and effect")
-    assert "1 failed, 1 passed" in said, said
-    assert "after the effect 'shout': 'shout' happened 2 times" in said
 
 
 async def test_strict_shows_what_a_crash_would_change() -> None:

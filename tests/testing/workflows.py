@@ -17,10 +17,16 @@ from longrun import (
     SyncStepContext,
     WaitFor,
 )
-from longrun.testing import Effects
+from longrun.testing import CrashPoint, Effects
 
 registry = StepRegistry()
 effects = Effects()
+
+MAILS = (
+    CrashPoint("after", "the checkpoint of crash-test: step at step 0 'fetch'"),
+    CrashPoint("after", "the effect 'mail'"),
+)
+"""Two of the points of the workflow `mails`; at the second the mail is sent twice."""
 
 
 @registry.step
