@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from longrun import codec
 from longrun.book import Book
-from longrun.errors import CodecError, ExecutionNotFoundError, LeaseLostError, LongrunError
+from longrun.errors import (
+    CodecError,
+    ExecutionBlockedError,
+    ExecutionNotFoundError,
+    LeaseLostError,
+    LongrunError,
+)
 from longrun.events import EventType
 from longrun.inbox import stored_numbers
 from longrun.outbox import back_off
@@ -203,6 +209,7 @@ def _pauses_at_end(orders: list[Message]) -> list[Message]:
 async def put_aside(executor: Crew, runner: Runner, reason: str) -> None:
     """It cannot go on here and must not be taken up again at once: blocked, where it can be seen. While that cannot be
     stored it stays here: nobody else could take it, and nobody here would."""
+    runner.book.outbox.give_up(ExecutionBlockedError(runner.id, error=reason))
     for tries in itertools.count(1):
         try:
             await _block(executor, runner, reason)
@@ -216,6 +223,8 @@ async def put_aside(executor: Crew, runner: Runner, reason: str) -> None:
 
 
 async def _block(executor: Crew, runner: Runner, reason: str) -> None:
+    """Behind what it has written itself: else one of the two would have the number of the other, and count as made."""
+    await executor.store.settled()
     try:
         loaded = await executor.store.load(runner.id)
     except CodecError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -12,7 +14,12 @@ import sniffio
 from longrun import ExecutionBlockedError, Executor, RetryPolicy, StepRegistry, Worker
 from longrun.client import Client
 from longrun.shelter import Shelter
-from longrun.stores.memory import MemoryCheckpointStore
+from longrun.stored import Save, Write
+from longrun.stores.base import Answer
+from longrun.stores.memory import MemoryBackend, MemoryCheckpointStore
+from longrun.stores.store import CheckpointStore
+from longrun.stores.writer import Writer
+from tests.crashing import PATIENCE
 
 
 class EndOfAllError(BaseException):
@@ -181,6 +188,39 @@ async def test_a_step_that_a_scope_left_open_has_cut_did_not_end(steps: tuple[An
         ended = [record.name for record in await executor.steps("x") if record.kind in ("step", "finish")]
         assert ended == [step.__name__ for step in steps if step is leaves_one_open]
         assert not executor.runners
+
+
+class Hesitant(MemoryBackend):
+    """Makes the write behind a failed attempt when another one has come, and not before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hesitates, self.next_came = threading.Event(), threading.Event()
+
+    def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        if any(isinstance(write, Save) and write.head.attempt for write in batch):
+            self.hesitates.set()
+            assert self.next_came.wait(PATIENCE)
+        return super().commit(batch)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_is_put_aside_comes_behind_what_was_written_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that nobody waits for any more is still on its way: blocked is what the execution is in the end."""
+    backend, registry, add = Hesitant(), StepRegistry(), Writer.add
+
+    def noticed(self: Writer, job: Any) -> None:
+        add(self, job)
+        if backend.hesitates.is_set():
+            backend.next_came.set()
+
+    monkeypatch.setattr(Writer, "add", noticed)
+    registry.register("is_cut", is_cut, retry=RetryPolicy(max_attempts=2, initial=0))
+    registry.workflow("work", ["is_cut"])
+    async with Executor(registry, store=CheckpointStore(backend)) as executor:
+        run = await executor.start("work", {}, id="x")
+        with pytest.raises(ExecutionBlockedError):
+            await run.result(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("kind", [Executor, Worker])
