@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextvars import Context
-from operator import length_hint
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -25,12 +24,21 @@ class Waiter(Protocol):
     def __await__(self) -> Generator[Any, Any, Any]: ...
 
 
+Asked: TypeAlias = tuple[Callable[[Any], object], *tuple[Any, ...]]
+"""Whom to tell an answer, and whatever else belongs to the question."""
+
+
 class Loop(Protocol):
     """The event loop that was running when it was made."""
 
     def call_soon(self, function: Callable[..., object], *args: object) -> bool:
         """Call `function` in the loop's thread, from any thread; False if the loop is gone. Whoever gets his answer in
         that call goes on right behind it."""
+
+    def answer(self, asked: list[Asked], answers: list[Any]) -> bool:
+        """In the same way tell one after the other his answer. Both lists are used up, so that whoever goes on finds
+        the memory free that his question took: what is let go and made anew by turns is no work for the garbage
+        collector, what a thousand have waiting for the last of them is."""
 
     def waiter(self) -> Waiter: ...
 
@@ -128,27 +136,45 @@ class _AsyncioLoop(_Scopes):
         """Who goes on behind the call that is made now."""
 
     def call_soon(self, function: Callable[..., object], *args: object) -> bool:
+        return self._soon(self._call, function, *args)
+
+    def answer(self, asked: list[Asked], answers: list[Any]) -> bool:
+        asked.reverse()
+        answers.reverse()
+        return self._soon(self._answer, asked, answers)
+
+    def _soon(self, function: Callable[..., object], *args: object) -> bool:
         try:
-            self._loop.call_soon_threadsafe(self._call, function, args)
+            self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:  # the loop is closed: nobody waits there any more
             return False
         return True
 
-    def _call(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
+    def _answer(self, asked: list[Asked], answers: list[Any]) -> None:
+        """The last of both lists comes first."""
+        if len(asked) > 1:
+            self._loop.call_soon(self._answer, asked, answers)  # as in `_wake`
+        while asked:
+            self._call(asked.pop()[0], answers.pop())
+
+    def _call(self, function: Callable[..., object], *args: object) -> None:
         answered: list[_AsyncioWaiter] = []
         self.answered = answered
         try:
             function(*args)
         finally:
             self.answered = None
-            self._wake(iter(answered))
+            if answered:
+                answered.reverse()
+                self._wake(answered)
 
-    def _wake(self, left: Iterator[_AsyncioWaiter]) -> None:
-        """Let those go on who are left. If Ctrl-C comes in one of their tasks, or one runs the loop itself (as it can
-        where a notebook has been made to), the others go on in the loop's next turn."""
-        if length_hint(left) > 1:
+    def _wake(self, left: list[_AsyncioWaiter]) -> None:
+        """Let those go on who are left, from the last to the first. If Ctrl-C comes in one of their tasks, or one runs
+        the loop itself (as it can where a notebook has been made to), the others go on in the loop's next turn."""
+        if len(left) > 1:
             self._loop.call_soon(self._wake, left)
-        for waiter in left:
+        while left:
+            waiter = left.pop()
             if (wake := waiter.wake) is not None:
                 waiter.context.run(wake, waiter)
 
@@ -189,8 +215,17 @@ class _TrioLoop(_Scopes):
             return False
         return True
 
+    def answer(self, asked: list[Asked], answers: list[Any]) -> bool:
+        return self.call_soon(answer_all, asked, answers)
+
     def waiter(self) -> Waiter:
         return _TrioWaiter()
+
+
+def answer_all(asked: list[Asked], answers: list[Any]) -> None:
+    """Tell each his answer, where nobody waits for his turn."""
+    for (tell, *_), answer in zip(asked, answers, strict=True):
+        tell(answer)
 
 
 class Awaited(Protocol):

@@ -336,6 +336,8 @@ def from_plain(tree: Json, room: int = MAX_DEPTH) -> Any:
             return _read_tagged(tree, room)
         if room < 1:
             raise _too_deep_to_read()
+        if _SCALARS.issuperset(map(type, tree.values())):
+            return tree.copy()
         return _read_values(list(tree), list(tree.values()), room - 1)
     if kind is list:
         if room < 1:

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from longrun.errors import LongrunError, StoreUnavailableError
-from longrun.loops import Loop, Waiter
+from longrun.loops import Loop, Waiter, answer_all
 from longrun.stored import Write
 from longrun.stores.base import StoreBackend
 
@@ -165,14 +165,9 @@ class Writer:
 
 def _tell(loop: Loop | None, jobs: list[Job], answers: list[Any]) -> None:
     if loop is None:
-        _answer(jobs, answers)
+        answer_all(jobs, answers)
     else:
-        loop.call_soon(_answer, jobs, answers)
-
-
-def _answer(jobs: list[Job], answers: list[Any]) -> None:
-    for job, answer in zip(jobs, answers, strict=True):
-        job[0](answer)
+        loop.answer(jobs, answers)
 
 
 def _outcome(function: Callable[[], Any]) -> Any:

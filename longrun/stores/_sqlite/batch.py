@@ -95,7 +95,7 @@ class Batch:
 
     # judging
 
-    def _pass(self, move: Move, numbers: bytearray, crc: int, columns: list[Any]) -> Answer:
+    def _pass(self, move: Move, numbers: bytearray, crc: int, *boundary: Any) -> Answer:
         """As `_save`, without all that a move or an end cannot have."""
         head, row = move.head, self._known.get(move.id)
         revision, owner = head.revision, head.owner
@@ -105,8 +105,7 @@ class Batch:
             assert not isinstance(answer, Row)
             return answer
         key, keep_from = row.key, move.keep_from
-        columns[0] = key
-        self._boundaries += columns
+        self._boundaries += (key, *boundary)
         if keep_from is not None and keep_from > row.kept:
             self._strips.append((key, row.kept, keep_from))
             row.kept = keep_from

@@ -31,8 +31,9 @@ _HEAD = struct.Struct("<7q?7d")
 _BOUNDARY = struct.Struct("<6q2d")
 COPIED = 65_536
 """What is larger is bound as it is: then the copy would take longer."""
-ReadyMove = tuple[Move, bytearray, int, list[Any]]
-"""A move, numbers and checksum of its head, and the columns of its boundary. No class: there is one for every step."""
+ReadyMove = tuple[Move, bytearray, int, *tuple[Any, ...]]
+"""A move, numbers and checksum of its head, and the columns of its boundary behind the key. No class, and nothing in it
+that the garbage collector looks at: there is one for every step."""
 UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, struct.error)
 """What damaged columns raise here."""
 
@@ -96,8 +97,19 @@ def move_columns(move: Move) -> ReadyMove:
     head = _HEAD.pack(h.revision, seq, step, visit, 0, 0, 0, False, at, h.progress, 0, began, ended, _NAN, _NAN)
     numbers = _BOUNDARY.pack(step - 1, 1, step, visit, 0, len(data), _NAN if started is None else started, at)
     crc = crc32(numbers, crc32(words.encode(), place))
-    columns = [0, seq, bytearray(numbers), words, crc, crc32(data, place), "", bytearray(data)]
-    return move, bytearray(head), crc32(head, head_place), columns
+    state_crc = crc32(data, place)
+    return (
+        move,
+        bytearray(head),
+        crc32(head, head_place),
+        seq,
+        bytearray(numbers),
+        words,
+        crc,
+        state_crc,
+        "",
+        bytearray(data),
+    )
 
 
 def head_fits(id: str, state: str, fence: int, owner: str | None, row: Sequence[Any]) -> bool:
