@@ -88,7 +88,7 @@ class Book:
         if loaded.entries:
             self._ledger = Ledger(loaded.entries)
         self._loop, self._bus = executor.loop, executor.bus
-        self.outbox = Outbox(executor, self.id, executor.loop, self._tell)
+        self.outbox = Outbox(executor, self.id, executor.loop, self)
         self._value = value
         self._crossed: Boundary | Move = loaded.boundary
         self._blobs = loaded.blobs
@@ -369,7 +369,7 @@ class Book:
 
     # events
 
-    def _tell(self, save: Save, events: tuple[Event, ...]) -> None:
+    def tell(self, save: Save, events: tuple[Event, ...]) -> None:
         if self.on_progress is not None and save.head.crashes == 0:
             self.on_progress()
         if not save.boundaries and (save.put or save.drop) and self._bus.active:

@@ -19,7 +19,7 @@ from longrun.errors import ConfigError, CorruptDataError, ExecutionNotFoundError
 from longrun.records import FOREVER, Checkpoint, Execution, ExecutionState, Progress, StepRecord, check_id
 from longrun.registry import StepRegistry, Workflow
 from longrun.snapshot import Snapshot, decode_state, take_first
-from longrun.stored import TRACE, Boundary, Create, Definition, Head, Loaded, Query, shown_metadata, was_waiting
+from longrun.stored import EMPTY, TRACE, Boundary, Create, Definition, Head, Loaded, Query, shown_metadata, was_waiting
 from longrun.stores.store import CheckpointStore
 from longrun.stranded import living, may_be_stranded, stranded
 
@@ -280,6 +280,7 @@ def loaded_of(made: Create) -> Loaded:
         head=made.head,
         boundary=made.boundary,
         blobs=made.blobs,
+        entries=EMPTY,
         kept=((made.boundary.seq, made.boundary.blobs),),
     )
 

@@ -42,9 +42,8 @@ class ExecutionHandle:
     ) -> None:
         self._room = room
         self.id = id
-        self._away = away or room.away
-        """What to enter while waiting, if anything: a step that waits for its child gives its place back meanwhile."""
-        self._is_child = away is not None
+        self._away = away
+        """What to enter while waiting, if it is a child: the step that waits for it gives its place back meanwhile."""
 
     def __repr__(self) -> str:
         return f"<ExecutionHandle {self.id}>"
@@ -59,19 +58,22 @@ class ExecutionHandle:
     async def result(self, *, timeout: float | None = None) -> Any:
         """Wait for the end and give its result; raise `ExecutionFailedError`, `ExecutionCancelledError` or
         `ExecutionBlockedError` if there is none, and `TimeoutError` if it has not ended after so many seconds."""
-        away = self._away()
+        away = self._absence()
         if away is None and timeout is None:
-            return await self._result()
+            here = await self._room.ended_here(self.id)
+            return await self._stored_result() if here is None else here.value
         async with away or contextlib.nullcontext():
             with anyio.fail_after(check_timeout(timeout)):
-                return await self._result()
+                here = await self._room.ended_here(self.id)
+                return await self._stored_result() if here is None else here.value
 
-    async def _result(self) -> Any:
-        here = await self._room.ended_here(self.id)
-        if here is not None:
-            return here.value
+    def _absence(self) -> AbstractAsyncContextManager[Any] | None:
+        """What to enter while waiting, if anything."""
+        return self._room.away() if self._away is None else self._away()
+
+    async def _stored_result(self) -> Any:
         try:
-            loaded = await self._room.until(self.id, frozenset({State.BLOCKED}), wakes=self._is_child)
+            loaded = await self._room.until(self.id, frozenset({State.BLOCKED}), wakes=self._away is not None)
         except CorruptDataError as error:
             raise ExecutionBlockedError(self.id, error=str(error)) from error
         return result_of(loaded, self._room)
@@ -80,9 +82,9 @@ class ExecutionHandle:
         """Wait until it is in one of `states` (default: until it has ended), or has ended otherwise. `TimeoutError` if
         it is not after so many seconds; the execution goes on all the same."""
         wanted = check_states(states) or frozenset()
-        async with self._away() or contextlib.nullcontext():
+        async with self._absence() or contextlib.nullcontext():
             with anyio.fail_after(check_timeout(timeout)):
-                loaded = await self._room.until(self.id, wanted, wakes=self._is_child)
+                loaded = await self._room.until(self.id, wanted, wakes=self._away is not None)
         forecast = self._room.forecaster.at_once(loaded.definition, loaded.head)
         return views.execution(loaded.definition, loaded.head, forecast=forecast)
 

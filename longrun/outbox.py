@@ -48,6 +48,21 @@ class Courier(Protocol):
     def store_failed(self, execution_id: str, error: LongrunError, tries: int) -> None: ...
 
 
+class Teller(Protocol):
+    """Whom an outbox tells."""
+
+    def tell(self, save: Save, told: Any) -> None:
+        """A write has become durable; `told` was pushed along with it."""
+
+
+class _Nobody:
+    def tell(self, save: Save, told: Any) -> None:
+        """For what is over: its outbox keeps nobody in memory."""
+
+
+_NOBODY = _Nobody()
+
+
 class Outbox:
     # What stands here costs nothing until it is set.
     lost: LongrunError | None = None
@@ -55,13 +70,12 @@ class Outbox:
     _failure: LongrunError | None = None
     _flying = _tries = 0
 
-    def __init__(self, courier: Courier, execution_id: str, loop: Loop, tell: Callable[[Save, Any], object]) -> None:
-        """`tell` is called with every write that has become durable and with what was pushed along with it, unless that
-        was `QUIET`."""
+    def __init__(self, courier: Courier, execution_id: str, loop: Loop, teller: Teller) -> None:
+        """`teller` hears of every write that has become durable, unless `QUIET` was pushed along with it."""
         self._courier = courier
         self._loop = loop
         self._id = execution_id
-        self._tell = tell
+        self._teller = teller
         self._pending: list[tuple[Save, Any, Done]] = []
 
     def push(self, save: Save, told: Any, done: Done) -> None:
@@ -107,7 +121,7 @@ class Outbox:
                 self._tries = 0
             save, told, done = self._pending.pop(0)
             if told is not QUIET:
-                self._tell(save, told)
+                self._teller.tell(save, told)
             done(None)
         elif error is None or isinstance(error, MAY_PASS):
             self._retry_later(error)
@@ -132,11 +146,7 @@ class Outbox:
     def give_up(self, error: LongrunError) -> None:
         """Nothing more can be written: tell everybody who waits."""
         self.lost = self.lost or error
-        self._tell = _tell_nobody
+        self._teller = _NOBODY
         pending, self._pending = self._pending, []
         for _, _, done in pending:
             done(error)
-
-
-def _tell_nobody(save: Save, told: Any) -> None:
-    """For what is over: its outbox keeps nobody in memory."""

@@ -76,7 +76,6 @@ class Runner:
         self._controls_only = controls_only
         self._wakes_paused = wakes_paused
         """Whether the pass at start claimed it: what is paused or blocked goes on without being asked to."""
-        self._course = Course(executor, self.book)
         self._damage = loaded.damage
         self.loop, self.thread = executor.loop, executor.thread
         self.seat = Seat(executor, self.book)
@@ -90,6 +89,10 @@ class Runner:
     @property
     def _obedience(self) -> Obedience:
         return Obedience(self.crew, self.book, controls_only=self._controls_only)
+
+    @property
+    def _course(self) -> Course:
+        return Course(self.crew, self.book)
 
     def deliver(self, messages: list[Message]) -> None:
         """Messages have come: they are obeyed at the next point, or at once if they say so."""
@@ -168,7 +171,7 @@ class Runner:
         """Until it ends, parks, pauses, or the executor leaves."""
         inside.set(self.id)
         try:
-            if await self._take_up():
+            if self._runs_already or await self._take_up():
                 while await self._stretch():
                     pass
         except LeaseLostError:
@@ -190,6 +193,14 @@ class Runner:
                 await self._obedience.release()
             except LongrunError as error:
                 self.crew.log.warning("execution.not_released", execution=self.id, problem=str(error))
+
+    @property
+    def _runs_already(self) -> bool:
+        """Whether nothing stands between it and its next step, as with one that was just started here."""
+        head = self.head
+        if head.state is not State.RUNNING or head.crashes or self.inbox or self._damage:
+            return False
+        return not (self._controls_only or self.crew.draining)
 
     async def _take_up(self) -> bool:
         """Bring a claimed execution into `running`; False if it stays where it is."""

@@ -138,7 +138,11 @@ class Shelter:
             scope.cancel()
         try:
             with scope:
-                await self._watched(function, *args)
+                try:
+                    await function(*args)
+                except BaseException as error:
+                    if not self._takes(error):
+                        raise
         except asyncio.CancelledError:
             raise
         except Exception as error:  # a step has left a scope open: its execution has ended, and the others go on
@@ -161,18 +165,22 @@ class Shelter:
             raise self._failure
 
     async def _watched(self, function: Function, *args: object) -> None:
-        """Ctrl-C is raised in whichever task runs. Here it means what it means in the program's own task: the program
-        is to end, and with it the patience of a drain that is under way. A cancellation that asyncio was asked for this
-        one task ends it alone: the task group would end all others with it."""
         try:
             await function(*args)
-        except anyio.get_cancelled_exc_class():
-            if not self.stands:
+        except BaseException as error:
+            if not self._takes(error):
                 raise
-        except KeyboardInterrupt:
+
+    def _takes(self, error: BaseException) -> bool:
+        """Whether it ends one task alone. Ctrl-C is raised in whichever runs. Here it means what it means in the
+        program's own task: the program is to end, and with it the patience of a drain that is under way. A cancellation
+        that asyncio was asked for one task ends that alone: the task group would end all others with it."""
+        if isinstance(error, KeyboardInterrupt):
             self._interrupted = True
             self._heard()
             self._end_program()
+            return True
+        return isinstance(error, anyio.get_cancelled_exc_class()) and self.stands
 
     def spawn(self, function: Function, *, name: str) -> None:
         """As `start`, where no task may run, such as in a store's answer."""

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import anyio
@@ -13,7 +14,7 @@ import pytest
 import trio
 
 from longrun import Executor, MemoryCheckpointStore, StepRegistry
-from longrun.loops import Bell, Waiter, current_loop
+from longrun.loops import Bell, Loop, Waiter, answer_all, current_loop
 from tests.crashing import PATIENCE
 
 NAME: ContextVar[str] = ContextVar("NAME", default="nobody")
@@ -71,9 +72,19 @@ async def test_cancelling_reaches_through_a_shield_only_when_it_ends() -> None:
     assert outer.cancelled_caught
 
 
-def _answer_all(waiters: list[Waiter]) -> None:
-    for waiter in waiters:
-        waiter(None)
+Answering = Callable[[Loop, list[Waiter]], object]
+
+
+def _in_one_call(loop: Loop, waiters: list[Waiter]) -> None:
+    loop.call_soon(answer_all, [(waiter,) for waiter in waiters], [None] * len(waiters))
+
+
+def _one_after_the_other(loop: Loop, waiters: list[Waiter]) -> None:
+    loop.answer([(waiter,) for waiter in waiters], [None] * len(waiters))
+
+
+both_ways = pytest.mark.parametrize("answer", [_in_one_call, _one_after_the_other])
+"""Answers come in either way."""
 
 
 def _turn_until(loop: Any, done: Callable[[], bool], turns: int = 50) -> None:
@@ -114,7 +125,45 @@ class TestAsyncio:
         await asyncio.gather(*tasks)
         assert order == ["all answered", 0, 1, 2, "next turn"]
 
-    async def test_a_task_goes_on_in_its_own_context(self) -> None:
+    async def test_one_after_the_other_is_answered_and_goes_on(self) -> None:
+        """Whoever goes on can let go what he has waited with, before the next is even told."""
+        loop, order = current_loop(), list[object]()
+
+        async def wait(waiter: Waiter) -> None:
+            order.append(await waiter)
+
+        waiters = [loop.waiter() for _ in range(3)]
+        tasks = [await begun(wait(waiter)) for waiter in waiters]
+
+        def tell(number: int, answer: object) -> None:
+            if not number:
+                asyncio.get_running_loop().call_soon(order.append, "next turn")
+            order.append(len(asked))
+            waiters[number](answer)
+
+        asked: list[Any] = [(partial(tell, number),) for number in range(3)]
+        loop.answer(asked, ["a", "b", "c"])
+        await asyncio.gather(*tasks)
+        assert order == [2, "a", 1, "b", 0, "c", "next turn"]
+
+    async def test_one_that_cannot_be_told_keeps_no_answer_from_the_others(self) -> None:
+        loop, told = current_loop(), list[object]()
+        running, failures = asyncio.get_running_loop(), list[Any]()
+        running.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+        waiters = [loop.waiter() for _ in range(2)]
+        tasks = [await begun(waiting(waiter)) for waiter in waiters]
+
+        def fail(answer: object) -> None:
+            raise ZeroDivisionError
+
+        loop.answer([(waiters[0],), (fail,), (waiters[1],)], ["first", "nobody's", "last"])
+        for task in tasks:
+            told += await task
+        assert told == ["first", "last"]
+        assert [type(failure) for failure in failures] == [ZeroDivisionError]
+
+    @both_ways
+    async def test_a_task_goes_on_in_its_own_context(self, answer: Answering) -> None:
         loop = current_loop()
         waiter = loop.waiter()
 
@@ -124,7 +173,7 @@ class TestAsyncio:
             return NAME.get()
 
         task = await begun(wait())
-        loop.call_soon(waiter, None)
+        answer(loop, [waiter])
         assert await task == "its own"
         assert NAME.get() == "nobody"
 
@@ -148,7 +197,8 @@ class TestAsyncio:
         await asyncio.gather(*tasks)
         assert order == ["first", "second"]
 
-    async def test_who_is_answered_and_then_cancelled_by_one_before_him_is_cancelled(self) -> None:
+    @both_ways
+    async def test_who_is_answered_and_then_cancelled_by_one_before_him_is_cancelled(self, answer: Answering) -> None:
         loop = current_loop()
         first, second = loop.waiter(), loop.waiter()
         told = await begun(waiting(second))
@@ -158,12 +208,7 @@ class TestAsyncio:
             assert told.cancel()
 
         task = await begun(cancel())
-
-        def answer() -> None:
-            first(None)
-            second(None)
-
-        loop.call_soon(answer)
+        answer(loop, [first, second])
         await task
         with pytest.raises(asyncio.CancelledError):
             await told
@@ -199,7 +244,8 @@ class TestAsyncio:
         loop.call_soon(waiter, "yes")
         assert await task == ["yes"]
 
-    async def test_who_is_answered_beside_one_that_runs_the_loop_itself_goes_on_in_it(self) -> None:
+    @both_ways
+    async def test_who_is_answered_beside_one_that_runs_the_loop_itself_goes_on_in_it(self, answer: Answering) -> None:
         """As steps can where a notebook has been made to run loops in loops: one of them may wait there for another."""
         loop, running = current_loop(), asyncio.get_running_loop()
         waiters = [loop.waiter() for _ in range(4)]
@@ -214,7 +260,7 @@ class TestAsyncio:
         python_task: Any = asyncio.tasks._PyTask  # type: ignore[attr-defined]
         tasks = [python_task(wait(*pair), loop=running) for pair in ((0, 1), (1, 2), (2, 3), (3, 0))]
         await asyncio.sleep(0)
-        loop.call_soon(_answer_all, waiters)
+        answer(loop, waiters)
         await asyncio.gather(*tasks)
         assert came == [3, 2, 1, 0]
 
@@ -229,7 +275,8 @@ class TestAsyncio:
         assert await task == ["yes"]
 
 
-def test_ctrl_c_in_one_task_keeps_nobody_else_from_going_on() -> None:
+@both_ways
+def test_ctrl_c_in_one_task_keeps_nobody_else_from_going_on(answer: Answering) -> None:
     """Whoever ends the program lets its tasks come to their end."""
     came: list[str] = []
 
@@ -247,16 +294,12 @@ def test_ctrl_c_in_one_task_keeps_nobody_else_from_going_on() -> None:
     async def here() -> Any:
         return current_loop()
 
-    def answer() -> None:
-        for waiter in waiters:
-            waiter(None)
-
     loop = asyncio.new_event_loop()
     try:
         handle = loop.run_until_complete(here())
         waiters = [handle.waiter() for _ in range(3)]
         tasks = loop.run_until_complete(begin())
-        handle.call_soon(answer)
+        answer(handle, waiters)
         with pytest.raises(KeyboardInterrupt):
             loop.run_forever()
         assert came == ["here"]

@@ -58,7 +58,7 @@ class Sender:
         self.head = samples.owned("a").head
         self.told: list[int] = []
         self.answers: list[LongrunError | None] = []
-        self.outbox = Outbox(self.courier, "a", current_loop(), self.tell)
+        self.outbox = Outbox(self.courier, "a", current_loop(), self)
 
     def tell(self, save: Save, told: object) -> None:
         self.told.append(save.head.seq)

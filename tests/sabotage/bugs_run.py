@@ -45,7 +45,7 @@ def event_before_the_fact() -> None:
 
     def make(push: Function) -> Function:
         def telling(self: Any, save: Any, told: Any, done: Any) -> None:
-            self._tell(save, told)
+            self._teller.tell(save, told)
             push(self, save, (), done)
 
         return telling

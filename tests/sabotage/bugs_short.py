@@ -133,8 +133,20 @@ def claim_left_open() -> None:
 
 @bug("ctrl-c-forgets-the-others", "tests/test_loops.py::test_ctrl_c_in_one_task_keeps_nobody_else_from_going_on")
 def ctrl_c_forgets_the_others() -> None:
-    """Who was answered in the same turn as one who was interrupted never hears of it."""
-    edit("longrun.loops", "_AsyncioLoop._wake", "if length_hint(left) > 1:", "if False:")
+    """Who was answered in the same call as one who was interrupted never hears of it."""
+    edit("longrun.loops", "_AsyncioLoop._wake", "if len(left) > 1:", "if False:")
+
+
+@bug("ctrl-c-ends-the-answers", "tests/test_loops.py::test_ctrl_c_in_one_task_keeps_nobody_else_from_going_on")
+def ctrl_c_ends_the_answers() -> None:
+    """Whose answer came in the same batch as that of one who was interrupted never gets it."""
+    edit("longrun.loops", "_AsyncioLoop._answer", "if len(asked) > 1:", "if False:")
+
+
+@bug("answers-mixed-up", "tests/test_loops.py::TestAsyncio::test_one_after_the_other_is_answered_and_goes_on")
+def answers_mixed_up() -> None:
+    """The last of a batch gets the answer of the first."""
+    edit("longrun.loops", "_AsyncioLoop.answer", "answers.reverse()", "pass")
 
 
 @bug("another-ones-context", "tests/test_loops.py::TestAsyncio::test_a_task_goes_on_in_its_own_context")
