@@ -6,9 +6,12 @@ checksums and a row of history for each step; nothing runs the steps, retries th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+
+import anyio
 
 from benchmarks import bare
 from longrun.moves import ending, passing
@@ -21,6 +24,8 @@ WORKFLOW, STEP = "steps", "step"
 OWNER = "benchmark"
 ALONE = ", the store alone"
 """How the lines of the table end that are about this."""
+APART = ", the store and a task for each"
+"""And those about `execute_apart`."""
 
 
 @contextlib.asynccontextmanager
@@ -43,7 +48,24 @@ def first_write(id: str, steps: int) -> Create:
 async def execute(store: CheckpointStore, id: str, steps: int) -> int:
     made = first_write(id, steps)
     await store.create(made)
-    state, head = {"n": 0}, made.head
+    return await run_steps(store, made, steps)
+
+
+async def execute_apart(store: CheckpointStore, id: str, steps: int) -> int:
+    """The same where a start returns before the steps run, and somebody can stop them: the least of an executor."""
+    made = first_write(id, steps)
+    await store.create(made)
+
+    async def run() -> int:
+        with anyio.CancelScope():
+            return await run_steps(store, made, steps)
+        raise AssertionError("nobody stops it")
+
+    return await asyncio.create_task(run())
+
+
+async def run_steps(store: CheckpointStore, made: Create, steps: int) -> int:
+    id, state, head = made.id, {"n": 0}, made.head
     while (n := state["n"]) < steps:
         state = await bare.step(state)
         cross = passing if n + 1 < steps else ending

@@ -81,9 +81,10 @@ async def run_bare(order: Order, executions: int, steps: int) -> Figures:
 
 
 async def run_store(order: Order, executions: int, steps: int) -> Figures:
+    execute = alone.execute_apart if order.role == "task" else alone.execute
     async with alone.opened(order.url) as store:
         began = time.perf_counter()
-        done = await asyncio.gather(*(alone.execute(store, f"x{i}", steps) for i in range(executions)))
+        done = await asyncio.gather(*(execute(store, f"x{i}", steps) for i in range(executions)))
         seconds = time.perf_counter() - began
     if done != [steps] * executions:
         raise AssertionError(f"a wrong answer: {done[:3]} …")
@@ -91,7 +92,7 @@ async def run_store(order: Order, executions: int, steps: int) -> Figures:
     return {"steps_per_s": executions * steps / seconds}
 
 
-RUNS = {"longrun": run_longrun, "ten times": run_longrun, "bare": run_bare, "store": run_store}
+RUNS = {"longrun": run_longrun, "ten times": run_longrun, "bare": run_bare, "store": run_store, "task": run_store}
 
 
 def measure(order: Order) -> Figures:
@@ -111,25 +112,30 @@ def rows_j1(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
             goal=at_least(0.7),
             durable=DURABLE[store],
         ),
-        *store_alone("J1", store, f"1 × {sizes['steps']:,} steps", samples),
+        *without_executor("J1", store, f"1 × {sizes['steps']:,} steps", samples),
     ]
 
 
-def store_alone(job: str, store: str, what: str, samples: Samples) -> list[Row]:
-    """One row; none in the short form, which leaves that side out."""
-    if "store" not in samples:
-        return []
-    row = Row(
-        job=job,
-        store=store,
-        what=what + alone.ALONE,
-        unit="steps/s",
-        ours=column(samples, "store", "steps_per_s"),
-        bare=column(samples, "bare", "steps_per_s"),
-        durable=DURABLE[store],
-        note="the same records, with no executor around it",
-    )
-    return [row]
+def without_executor(job: str, store: str, what: str, samples: Samples) -> list[Row]:
+    """The store alone, and with a task for each execution, as far as they were measured: not in the short form."""
+    sides = {
+        "store": (alone.ALONE, "the same records, with no executor around it"),
+        "task": (alone.APART, "the same, each in a task under a cancel scope"),
+    }
+    return [
+        Row(
+            job=job,
+            store=store,
+            what=what + suffix,
+            unit="steps/s",
+            ours=column(samples, role, "steps_per_s"),
+            bare=column(samples, "bare", "steps_per_s"),
+            durable=DURABLE[store],
+            note=note,
+        )
+        for role, (suffix, note) in sides.items()
+        if role in samples
+    ]
 
 
 def rows_j1x10(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
@@ -177,7 +183,7 @@ def rows_j2(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
             goal=at_least(0.5 if store == "file" else 0.33),
             **common,
         ),
-        *store_alone("J2", store, what, samples),
+        *without_executor("J2", store, what, samples),
         Row(
             what=f"{what}, processor time a step",
             unit="µs",
@@ -233,12 +239,12 @@ JOBS = {
     "J2": Job(
         name="J2",
         title="1,000 executions of 10 steps at once",
-        roles=("longrun", "store", "bare"),
+        roles=("longrun", "store", "task", "bare"),
         measure=measure,
         rows=rows_j2,
         full={"executions": 1000, "steps": 10},
         short={"executions": 300, "steps": 10},
-        short_without=("store",),
+        short_without=("store", "task"),
     ),
     "J2x5": Job(
         name="J2x5",
