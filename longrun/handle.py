@@ -60,18 +60,19 @@ class ExecutionHandle:
         `ExecutionBlockedError` if there is none, and `TimeoutError` if it has not ended after so many seconds."""
         away = self._absence()
         if away is None and timeout is None:
-            here = await self._room.ended_here(self.id)
-            return await self._stored_result() if here is None else here.value
+            return await self._result()
         async with away or contextlib.nullcontext():
             with anyio.fail_after(check_timeout(timeout)):
-                here = await self._room.ended_here(self.id)
-                return await self._stored_result() if here is None else here.value
+                return await self._result()
 
     def _absence(self) -> AbstractAsyncContextManager[Any] | None:
         """What to enter while waiting, if anything."""
         return self._room.away() if self._away is None else self._away()
 
-    async def _stored_result(self) -> Any:
+    async def _result(self) -> Any:
+        here = await self._room.ended_here(self.id)
+        if here is not None:
+            return here.value
         try:
             loaded = await self._room.until(self.id, frozenset({State.BLOCKED}), wakes=self._away is not None)
         except CorruptDataError as error:

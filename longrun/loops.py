@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import Context
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -24,8 +25,8 @@ class Waiter(Protocol):
     def __await__(self) -> Generator[Any, Any, Any]: ...
 
 
-Asked: TypeAlias = tuple[Callable[[Any], object], *tuple[Any, ...]]
-"""Whom to tell an answer, and whatever else belongs to the question."""
+Told = tuple[Callable[[Any], object], Any]
+"""Whom to tell an answer, and the answer."""
 
 
 class Loop(Protocol):
@@ -35,10 +36,10 @@ class Loop(Protocol):
         """Call `function` in the loop's thread, from any thread; False if the loop is gone. Whoever gets his answer in
         that call goes on right behind it."""
 
-    def answer(self, asked: list[Asked], answers: list[Any]) -> bool:
-        """In the same way tell one after the other his answer. Both lists are used up, so that whoever goes on finds
-        the memory free that his question took: what is let go and made anew by turns is no work for the garbage
-        collector, what a thousand have waiting for the last of them is."""
+    def answer(self, answers: list[Told]) -> bool:
+        """In the same way tell everybody his answer, one after the other; the list is used up. Whoever goes on lets go
+        what he waited with before he makes anew what he waits with next, and that is no work for the garbage collector;
+        if a thousand let go together, and then make it anew, it is."""
 
     def waiter(self) -> Waiter: ...
 
@@ -132,45 +133,47 @@ class _AsyncioWaiter:
 class _AsyncioLoop(_Scopes):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.key = self._loop = loop
+        self._left: deque[Told] = deque()
+        """What is still to be told, the oldest first."""
         self.answered: list[_AsyncioWaiter] | None = None
         """Who goes on behind the call that is made now."""
 
     def call_soon(self, function: Callable[..., object], *args: object) -> bool:
-        return self._soon(self._call, function, *args)
+        return self.answer([(lambda _: function(*args), None)])
 
-    def answer(self, asked: list[Asked], answers: list[Any]) -> bool:
-        asked.reverse()
-        answers.reverse()
-        return self._soon(self._answer, asked, answers)
-
-    def _soon(self, function: Callable[..., object], *args: object) -> bool:
+    def answer(self, answers: list[Told]) -> bool:
+        self._left.extend(answers)
+        answers.clear()
         try:
-            self._loop.call_soon_threadsafe(function, *args)
+            self._loop.call_soon_threadsafe(self._tell)
         except RuntimeError:  # the loop is closed: nobody waits there any more
+            self._left.clear()
             return False
         return True
 
-    def _answer(self, asked: list[Asked], answers: list[Any]) -> None:
-        """The last of both lists comes first."""
-        if len(asked) > 1:
-            self._loop.call_soon(self._answer, asked, answers)  # as in `_wake`
-        while asked:
-            self._call(asked.pop()[0], answers.pop())
-
-    def _call(self, function: Callable[..., object], *args: object) -> None:
-        answered: list[_AsyncioWaiter] = []
-        self.answered = answered
-        try:
-            function(*args)
-        finally:
-            self.answered = None
-            if answered:
-                answered.reverse()
-                self._wake(answered)
+    def _tell(self) -> None:
+        """Tell what was there when this turn began: what comes meanwhile has a turn of its own. If Ctrl-C comes in a
+        task that goes on, or one runs the loop itself (as it can where a notebook has been made to), the others have
+        their turn again, still before whoever is answered later."""
+        left = self._left
+        if len(left) > 1:
+            self._loop.call_soon(self._tell)
+        for _ in range(len(left)):
+            if not left:
+                return
+            tell, answer = left.popleft()
+            answered: list[_AsyncioWaiter] = []
+            self.answered = answered
+            try:
+                tell(answer)
+            finally:
+                self.answered = None
+                if answered:
+                    answered.reverse()
+                    self._wake(answered)
 
     def _wake(self, left: list[_AsyncioWaiter]) -> None:
-        """Let those go on who are left, from the last to the first. If Ctrl-C comes in one of their tasks, or one runs
-        the loop itself (as it can where a notebook has been made to), the others go on in the loop's next turn."""
+        """Let those go on whom one call has answered, from the last to the first; the others again, as in `_tell`."""
         if len(left) > 1:
             self._loop.call_soon(self._wake, left)
         while left:
@@ -215,16 +218,16 @@ class _TrioLoop(_Scopes):
             return False
         return True
 
-    def answer(self, asked: list[Asked], answers: list[Any]) -> bool:
-        return self.call_soon(answer_all, asked, answers)
+    def answer(self, answers: list[Told]) -> bool:
+        return self.call_soon(tell_all, answers)
 
     def waiter(self) -> Waiter:
         return _TrioWaiter()
 
 
-def answer_all(asked: list[Asked], answers: list[Any]) -> None:
-    """Tell each his answer, where nobody waits for his turn."""
-    for (tell, *_), answer in zip(asked, answers, strict=True):
+def tell_all(answers: list[Told]) -> None:
+    """Tell everybody his answer, where that lets nobody go on at once."""
+    for tell, answer in answers:
         tell(answer)
 
 
@@ -288,8 +291,8 @@ _here = threading.local()
 
 def current_loop() -> Loop:
     """A handle on the loop that runs this code; the same one every time, so that answers can be gathered by it."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_task():  # asked first: it may be the guest of an asyncio loop
+    lowlevel = getattr(sys.modules.get("trio"), "lowlevel", None)  # none while another thread still imports it
+    if lowlevel is not None and lowlevel.in_trio_task():  # asked first: it may be the guest of an asyncio loop
         return _current_trio()
     try:
         running = asyncio.get_running_loop()

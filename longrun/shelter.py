@@ -165,6 +165,7 @@ class Shelter:
             raise self._failure
 
     async def _watched(self, function: Function, *args: object) -> None:
+        """A task of the group. What a plain one does is the same, without a call more."""
         try:
             await function(*args)
         except BaseException as error:

@@ -59,11 +59,8 @@ class Starting(ControlRoom, abc.ABC):
 
     async def start_new(self, made: Create, workflow: Workflow) -> None:
         """Store a new execution and run it here; if its id is taken, take up what is stored there."""
-        if not await self.create(made):
-            await self.take_existing(made, workflow)
-
-    async def take_existing(self, made: Create, workflow: Workflow) -> None:
-        """Take up what has the id of one that could not be created for it, if nobody else does."""
+        if await self.create(made):
+            return
         loaded = await self.find_or_create(made, workflow)
         if loaded is None:
             return

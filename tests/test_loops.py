@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import anyio
@@ -14,7 +15,7 @@ import pytest
 import trio
 
 from longrun import Executor, MemoryCheckpointStore, StepRegistry
-from longrun.loops import Bell, Loop, Waiter, answer_all, current_loop
+from longrun.loops import Bell, Loop, Waiter, current_loop, tell_all
 from tests.crashing import PATIENCE
 
 NAME: ContextVar[str] = ContextVar("NAME", default="nobody")
@@ -76,11 +77,11 @@ Answering = Callable[[Loop, list[Waiter]], object]
 
 
 def _in_one_call(loop: Loop, waiters: list[Waiter]) -> None:
-    loop.call_soon(answer_all, [(waiter,) for waiter in waiters], [None] * len(waiters))
+    loop.call_soon(tell_all, [(waiter, None) for waiter in waiters])
 
 
 def _one_after_the_other(loop: Loop, waiters: list[Waiter]) -> None:
-    loop.answer([(waiter,) for waiter in waiters], [None] * len(waiters))
+    loop.answer([(waiter, None) for waiter in waiters])
 
 
 both_ways = pytest.mark.parametrize("answer", [_in_one_call, _one_after_the_other])
@@ -126,7 +127,7 @@ class TestAsyncio:
         assert order == ["all answered", 0, 1, 2, "next turn"]
 
     async def test_one_after_the_other_is_answered_and_goes_on(self) -> None:
-        """Whoever goes on can let go what he has waited with, before the next is even told."""
+        """Before the next is even told."""
         loop, order = current_loop(), list[object]()
 
         async def wait(waiter: Waiter) -> None:
@@ -138,13 +139,12 @@ class TestAsyncio:
         def tell(number: int, answer: object) -> None:
             if not number:
                 asyncio.get_running_loop().call_soon(order.append, "next turn")
-            order.append(len(asked))
+            order.append(number)
             waiters[number](answer)
 
-        asked: list[Any] = [(partial(tell, number),) for number in range(3)]
-        loop.answer(asked, ["a", "b", "c"])
+        loop.answer([(partial(tell, number), answer) for number, answer in enumerate("abc")])
         await asyncio.gather(*tasks)
-        assert order == [2, "a", 1, "b", 0, "c", "next turn"]
+        assert order == [0, "a", 1, "b", 2, "c", "next turn"]
 
     async def test_one_that_cannot_be_told_keeps_no_answer_from_the_others(self) -> None:
         loop, told = current_loop(), list[object]()
@@ -156,11 +156,43 @@ class TestAsyncio:
         def fail(answer: object) -> None:
             raise ZeroDivisionError
 
-        loop.answer([(waiters[0],), (fail,), (waiters[1],)], ["first", "nobody's", "last"])
+        loop.answer([(waiters[0], "first"), (fail, "nobody's"), (waiters[1], "last")])
         for task in tasks:
             told += await task
         assert told == ["first", "last"]
         assert [type(failure) for failure in failures] == [ZeroDivisionError]
+
+    async def test_who_is_answered_later_is_told_later(self) -> None:
+        """Also where one of those before him runs the loop itself: what he wrote may rest on what they wrote."""
+        loop, running, order = current_loop(), asyncio.get_running_loop(), list[str]()
+        waiter = loop.waiter()
+
+        async def wait() -> None:
+            await waiter
+            _turn_until(running, lambda: len(order) == 2)
+
+        python_task: Any = asyncio.tasks._PyTask  # type: ignore[attr-defined]
+        task = python_task(wait(), loop=running)
+        await asyncio.sleep(0)
+        loop.answer([(waiter, None), (order.append, "first")])
+        loop.answer([(order.append, "second")])
+        await task
+        assert order == ["first", "second"]
+
+    async def test_what_comes_while_answers_are_told_has_a_turn_of_its_own(self) -> None:
+        """A writer that is quicker than the loop leaves time for everything else."""
+        loop, order = current_loop(), list[str]()
+
+        def tell(answer: str) -> None:
+            order.append(answer)
+            loop.answer([(order.append, "meanwhile")])
+            asyncio.get_running_loop().call_soon(order.append, "the next turn")
+
+        loop.answer([(tell, "first"), (order.append, "second")])
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert order[:2] == ["first", "second"]
+        assert sorted(order[2:]) == ["meanwhile", "the next turn"]
 
     @both_ways
     async def test_a_task_goes_on_in_its_own_context(self, answer: Answering) -> None:
@@ -308,6 +340,13 @@ def test_ctrl_c_in_one_task_keeps_nobody_else_from_going_on(answer: Answering) -
         assert isinstance(tasks[1].exception(), KeyboardInterrupt)
     finally:
         loop.close()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_loop_is_found_while_another_thread_imports_trio(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = current_loop()
+    monkeypatch.setitem(sys.modules, "trio", ModuleType("trio"))  # as it is before it has come to its parts
+    assert current_loop() is known
 
 
 def test_trio_may_be_the_guest_of_asyncio() -> None:

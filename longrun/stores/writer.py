@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from longrun.errors import LongrunError, StoreUnavailableError
-from longrun.loops import Loop, Waiter, answer_all
+from longrun.loops import Loop, Told, Waiter, tell_all
 from longrun.stored import Write
 from longrun.stores.base import StoreBackend
 
@@ -154,20 +154,15 @@ class Writer:
     @staticmethod
     def _deliver(jobs: list[Job], answers: list[Any]) -> None:
         """Tell everybody, with one hop for each loop."""
-        loops = {job[1] for job in jobs}
-        if len(loops) == 1:
-            _tell(loops.pop(), jobs, answers)
-            return
-        for loop in loops:
-            theirs = [n for n, job in enumerate(jobs) if job[1] is loop]
-            _tell(loop, [jobs[n] for n in theirs], [answers[n] for n in theirs])
-
-
-def _tell(loop: Loop | None, jobs: list[Job], answers: list[Any]) -> None:
-    if loop is None:
-        answer_all(jobs, answers)
-    else:
-        loop.answer(jobs, answers)
+        told: dict[Loop | None, list[Told]] = {job[1]: [] for job in jobs}
+        for job, answer in zip(jobs, answers, strict=True):
+            told[job[1]].append((job[0], answer))
+        jobs.clear()  # nothing here keeps anything of what is told from now on
+        for loop, theirs in told.items():
+            if loop is None:
+                tell_all(theirs)
+            else:
+                loop.answer(theirs)
 
 
 def _outcome(function: Callable[[], Any]) -> Any:

@@ -140,13 +140,13 @@ def ctrl_c_forgets_the_others() -> None:
 @bug("ctrl-c-ends-the-answers", "tests/test_loops.py::test_ctrl_c_in_one_task_keeps_nobody_else_from_going_on")
 def ctrl_c_ends_the_answers() -> None:
     """Whose answer came in the same batch as that of one who was interrupted never gets it."""
-    edit("longrun.loops", "_AsyncioLoop._answer", "if len(asked) > 1:", "if False:")
+    edit("longrun.loops", "_AsyncioLoop._tell", "if len(left) > 1:", "if False:")
 
 
-@bug("answers-mixed-up", "tests/test_loops.py::TestAsyncio::test_one_after_the_other_is_answered_and_goes_on")
-def answers_mixed_up() -> None:
-    """The last of a batch gets the answer of the first."""
-    edit("longrun.loops", "_AsyncioLoop.answer", "answers.reverse()", "pass")
+@bug("answers-out-of-turn", "tests/test_loops.py::TestAsyncio::test_who_is_answered_later_is_told_later")
+def answers_out_of_turn() -> None:
+    """Who is answered last is told first."""
+    edit("longrun.loops", "_AsyncioLoop._tell", "left.popleft()", "left.pop()")
 
 
 @bug("another-ones-context", "tests/test_loops.py::TestAsyncio::test_a_task_goes_on_in_its_own_context")

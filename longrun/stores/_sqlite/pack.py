@@ -32,8 +32,8 @@ _BOUNDARY = struct.Struct("<6q2d")
 COPIED = 65_536
 """What is larger is bound as it is: then the copy would take longer."""
 ReadyMove = tuple[Move, bytearray, int, *tuple[Any, ...]]
-"""A move, numbers and checksum of its head, and the columns of its boundary behind the key. No class, and nothing in it
-that the garbage collector looks at: there is one for every step."""
+"""A move, numbers and checksum of its head, and the columns of its boundary behind the key: one object for every step,
+and no class."""
 UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, struct.error)
 """What damaged columns raise here."""
 
