@@ -37,9 +37,9 @@ class Loop(Protocol):
         that call goes on right behind it."""
 
     def answer(self, answers: list[Told]) -> bool:
-        """In the same way tell everybody his answer, one after the other; the list is used up. Whoever goes on lets go
-        what he waited with before he makes anew what he waits with next, and that is no work for the garbage collector;
-        if a thousand let go together, and then make it anew, it is."""
+        """In the same way tell everybody his answer, one after the other; the list is not to be used again. Whoever goes
+        on lets go what he waited with before he makes anew what he waits with next, and that is no work for the garbage
+        collector; if a thousand let go together, and then make it anew, it is."""
 
     def waiter(self) -> Waiter: ...
 
