@@ -37,7 +37,7 @@ class Loop(Protocol):
         that call goes on right behind it."""
 
     def answer(self, answers: list[Told]) -> bool:
-        """In the same way tell everybody his answer, one after the other; the list is not to be used again. Whoever goes
+        """In the same way tell everybody his answer, one after the other; the list is not to be used again. Who goes
         on lets go what he waited with before he makes anew what he waits with next, and that is no work for the garbage
         collector; if a thousand let go together, and then make it anew, it is."""
 
