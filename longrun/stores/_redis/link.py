@@ -9,6 +9,7 @@ import hashlib
 import importlib.resources
 import math
 import os
+import socket
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,8 @@ KEPT = 4
 LEAST = 2
 AT_ONCE = READERS + 2
 """Connections that a store uses at most: its readers, its writer and its watcher, one each."""
+SENT_AT_ONCE = 1 << 20
+"""Bytes that the system is asked to take from the writer in one piece: a batch of a thousand small steps."""
 PAUSES = (0.05, 0.2, 0.5)
 """Seconds before each repetition when no answer came."""
 
@@ -273,7 +276,9 @@ class Link:
             return self.client.execute_command(*command)
         connection = self._take()
         try:
-            connection.send_command(*command)
+            # In one piece. While this thread sends, another takes the interpreter, and keeps it for milliseconds before
+            # this one could send the next: for so long the server would wait for the end of its command.
+            connection.send_packed_command([b"".join(connection.pack_command(*command))])
             answer = connection.read_response()
         except self._driver.ResponseError:
             self._keep(connection)
@@ -291,9 +296,13 @@ class Link:
             return self._kept.pop()
         pool = self.client.connection_pool
         try:
-            return pool.get_connection()
+            connection = pool.get_connection()
         except TypeError:  # before redis-py 5.3 it asks what for
-            return pool.get_connection("EVALSHA")
+            connection = pool.get_connection("EVALSHA")
+        if (taken := getattr(connection, "_sock", None)) is not None:
+            with suppress(OSError):  # the system has a limit of its own
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AT_ONCE)
+        return connection
 
     def _keep(self, connection: Any) -> None:
         if len(self._kept) < self._most_kept:
