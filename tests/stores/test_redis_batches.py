@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -323,3 +324,31 @@ def test_a_start_takes_the_place_of_what_was_claimed(opened: Opened) -> None:
     created(backend, new)
     done(backend, change("a", new.head, steps=("one",)))
     assert loaded(backend, "a").definition.metadata == {"k": "new"}
+
+
+class Recorded:
+    """A socket that notes what is sent through it."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self.sent: list[int] = []
+
+    def sendall(self, data: bytes) -> None:
+        self.sent.append(len(data))
+        self._real.sendall(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def test_a_batch_leaves_in_one_piece(opened: Opened) -> None:
+    """In between two pieces another thread may take the interpreter, and the server waits for the second one."""
+    backend = opened()
+    starts = [owned(f"x{n}") for n in range(300)]
+    created(backend, *starts)
+    (connection,) = backend._link._kept
+    connection._sock = recorded = Recorded(connection._sock)
+    done(backend, *(move(one.id, one.head, data=b'"%b"' % (b"." * 200)) for one in starts))
+    (size,) = recorded.sent
+    assert size > 300 * 200
+    assert recorded.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > size

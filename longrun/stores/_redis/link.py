@@ -9,8 +9,8 @@ import hashlib
 import importlib.resources
 import math
 import os
-import socket
 import re
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
