@@ -226,7 +226,7 @@ async def _block(executor: Crew, runner: Runner, reason: str) -> None:
     """Behind what it has written itself: else one of the two would have the number of the other, and count as made."""
     await executor.store.settled()
     try:
-        loaded = await executor.store.load(runner.id)
+        loaded = await executor.store.peek(runner.id)
     except CodecError:
         await executor.sweeper.claims.set_aside(runner.id, reason)
         return

@@ -107,7 +107,7 @@ class ControlRoom(Desk, abc.ABC):
         """Go on: in the living owner, else here. `state` replaces the state of a paused or blocked execution, and
         leaves what the step in flight has got done, its cursors and memos, as it is."""
         if state is not UNCHANGED:
-            current = (await self.store.load(check_id(id))).head.state
+            current = (await self.store.peek(check_id(id))).head.state
             if current not in (State.PAUSED, State.BLOCKED):
                 raise InvalidStateError(id, current, "replace the state of", "pause it first")
         payload = await self._state_payload(id, state)
@@ -170,7 +170,7 @@ class ControlRoom(Desk, abc.ABC):
     async def _state_payload(self, id: str, state: Any) -> bytes | None:
         if state is UNCHANGED:
             return None
-        loaded = await self.store.load(check_id(id))
+        loaded = await self.store.peek(check_id(id))
         return self.encode_state(loaded, state)
 
     def encode_state(self, loaded: Loaded, state: Any) -> bytes:
@@ -193,7 +193,7 @@ class ControlRoom(Desk, abc.ABC):
         told = self.tell(check_id(id), message, allowed)
         if told is not None and await self.obeyed_soon(id, told, deadline):
             return
-        loaded = await self.store.load(id)
+        loaded = await self.store.peek(id)
         if kind == "cancel" and loaded.head.state is State.CANCELLED:
             return
         if loaded.head.state not in allowed:
@@ -220,7 +220,7 @@ class ControlRoom(Desk, abc.ABC):
                     return True
             if waiting.cancelled_caught:
                 return False
-            loaded = await self.store.load(id)
+            loaded = await self.store.peek(id)
             state = loaded.head.state
             waits = any(one.id == message.id for one in loaded.messages)
             retries = waits and message.kind == "retry"

@@ -132,7 +132,7 @@ class Desk:
 
     async def history(self, id: str) -> builtins.list[Checkpoint]:
         """The checkpoints whose states are kept, oldest first."""
-        loaded = await self.store.load(check_id(id))
+        loaded = await self.store.peek(check_id(id))
         found = [await self.store.checkpoint(id, seq) for seq, _ in loaded.kept]
         return [views.checkpoint(loaded.definition, *one, self._known) for one in found if one is not None]
 
@@ -147,7 +147,7 @@ class Desk:
         """Remove a finished execution with everything that belongs to it; also one of which nothing can be read.
         A child that is removed before its parent has ended is started anew if the parent asks for it again."""
         try:
-            loaded = await self.store.load(check_id(id))
+            loaded = await self.store.peek(check_id(id))
         except CorruptDataError:
             if not (await self.store.delete([id]))[0]:
                 raise

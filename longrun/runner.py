@@ -204,7 +204,7 @@ class Runner:
 
     async def _take_up(self) -> bool:
         """Bring a claimed execution into `running`; False if it stays where it is."""
-        if self._damage and not await self._obedience.accept(self._damage):
+        if self._damage and not cancelling(self.inbox) and not await self._obedience.accept(self._damage):
             return False
         if not await self._follow_orders():
             return False

@@ -200,6 +200,10 @@ def was_moved(head: Head) -> bool:
     return head.state is ExecutionState.PAUSED and (head.reason or "").startswith(MOVED)
 
 
+UNREADABLE = b"\x01"
+"""Stands for bytes that cannot be unsealed: no codec reads it."""
+
+
 @frozen(kw_only=True)
 class Message:
     """A signal or a control request. The store gives it its `id`, which grows within an execution."""
@@ -212,6 +216,10 @@ class Message:
     options: Mapping[str, Any] = EMPTY
     sent: float
     id: int = 0
+
+    @property
+    def is_readable(self) -> bool:
+        return self.payload != UNREADABLE
 
 
 @frozen(kw_only=True)

@@ -30,7 +30,14 @@ import anyio.to_thread
 import attrs
 from attrs import field, frozen
 
-from longrun.errors import CodecError, ExecutionNotFoundError, LeaseLostError, LongrunError, StoreError
+from longrun.errors import (
+    CodecError,
+    CorruptDataError,
+    ExecutionNotFoundError,
+    LeaseLostError,
+    LongrunError,
+    StoreError,
+)
 from longrun.lease import alive
 from longrun.life import LifeLock
 from longrun.queues import Gate, new_record, records
@@ -263,6 +270,7 @@ class _Copy:
 
     async def _carried(self, id: str) -> str:
         here, there = await self._source.load(id), await self._at_target(id)
+        _check_readable(here)
         if there is not None and not _same_origin(here, there):
             return "the target has another execution of that id, which was not touched"
         moved = was_moved(here.head)
@@ -368,6 +376,7 @@ class _Copy:
             return
         carried = int(here.entries[NOTE])
         late = [message for message in here.messages if message.id > carried]
+        _check_readable(here)
         for message in late:
             key = message.key or f"{LATE}{message.id}"
             await self._target.send(id, attrs.evolve(message, id=0, key=key), limit=MESSAGES)
@@ -440,6 +449,12 @@ async def _some_at_once(ones: Sequence[T], function: Callable[[T], Any], limiter
             tasks.start_soon(call, one, name="longrun-copy")
     if errors:
         raise errors[0]
+
+
+def _check_readable(loaded: Loaded) -> None:
+    """A message that cannot be read here could not be read there."""
+    if not all(message.is_readable for message in loaded.messages):
+        raise CorruptDataError(f"a message of execution {loaded.definition.id!r}", "it cannot be unsealed")
 
 
 def _unreadable(error: CodecError) -> str:

@@ -28,6 +28,7 @@ from longrun.records import FINISHED, ExecutionState, RetentionPolicy
 from longrun.seal import Seal
 from longrun.stored import (
     RECORDS,
+    UNREADABLE,
     Boundary,
     Claim,
     Create,
@@ -50,10 +51,10 @@ T = TypeVar("T")
 READERS = 4
 PATIENCE = 5.0
 """How long leaving waits for a backend that answers nothing."""
+OVER = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
+"""What nobody can retry."""
 AT_ONCE = 50
 """So many deletions in one commit of retention: what executors write meanwhile waits for no more."""
-UNREADABLE = b"\x01"
-"""Stands for a state that cannot be unsealed: no codec reads it."""
 
 
 class CheckpointStore:
@@ -172,7 +173,8 @@ class CheckpointStore:
 
     async def gc(self, policy: RetentionPolicy, now: float, *, dry_run: bool = False) -> int:
         """Delete finished executions older than the policy allows, or only count them. What lives, waits or is paused
-        is never touched, nor are the children of an unfinished parent, which may ask for them again."""
+        is never touched, nor are the children of a parent that may ask for them again: of a failed one they go after
+        it has gone itself."""
         if policy.max_age is None:
             return 0
         removed = 0
@@ -190,19 +192,25 @@ class CheckpointStore:
         return removed
 
     async def _let_go(self, page: list[Stored], unfinished: set[str]) -> list[str]:
-        """Ids of those that no unfinished parent may ask for. What is known of parents is kept in `unfinished`; one
-        that has ended is looked up again with the next page, since somebody may retry it."""
+        """Ids of those that no parent may ask for any more: a failed one may, as long as it is there to be retried. What
+        is known of parents is kept in `unfinished`."""
         parents = {stored.definition.parent_id for stored in page} - unfinished
         if asked := [id for id in parents if id is not None]:
             found = await self._read(self.backend.states_of, asked)
-            unfinished |= {id for id, state in found.items() if not state.finished}
+            unfinished |= {id for id, state in found.items() if state not in OVER}
         return [stored.definition.id for stored in page if stored.definition.parent_id not in unfinished]
 
     # the readers' side
 
     async def load(self, id: str) -> Loaded:
-        """Everything of one execution; `ExecutionNotFoundError` if there is none."""
-        return await self._read(self._load, id)
+        """Everything of one execution; `ExecutionNotFoundError` if there is none, `CorruptDataError` if its state cannot
+        be read. A message of which that is true says so (`is_readable`)."""
+        return await self._read(self._load, id, self._unsealed)
+
+    async def peek(self, id: str) -> Loaded:
+        """The same for whoever wants to end it, or to put another state in its place: what cannot be unsealed is left
+        out, and `damage` tells."""
+        return await self._read(self._load, id, self._unsealed_or_damaged)
 
     async def head(self, id: str) -> Head:
         """Where an execution is, and nothing else of it; `ExecutionNotFoundError` if there is none."""
@@ -211,11 +219,11 @@ class CheckpointStore:
             raise ExecutionNotFoundError(id)
         return head
 
-    def _load(self, id: str) -> Loaded:
+    def _load(self, id: str, unsealed: Callable[[Loaded], Loaded]) -> Loaded:
         loaded = self.backend.load(id)
         if loaded is None:
             raise ExecutionNotFoundError(id)
-        return self._unsealed(loaded)
+        return unsealed(loaded)
 
     async def find(self, query: Query) -> list[Stored]:
         """A page, newest first. The library's own records come last: leaving them out makes no hole in a page."""
@@ -341,13 +349,19 @@ class CheckpointStore:
         return boundary if wrapped is boundary.data else attrs.evolve(boundary, data=wrapped)
 
     def _unsealed_or_damaged(self, loaded: Loaded) -> Loaded:
-        """One that cannot be unsealed must not keep the others of a claim from going on (I5)."""
+        """One that cannot be unsealed must not keep the others of a claim from going on (I5). What it was sent stays
+        with it: a cancel is obeyed all the same, and what waits for nobody would wake it again and again."""
         try:
             return self._unsealed(loaded)
         except CodecError as error:
             unreadable = attrs.evolve(loaded.boundary, data=UNREADABLE, blobs=())
             return attrs.evolve(
-                loaded, boundary=unreadable, blobs={}, entries={}, messages=(), damage=(*loaded.damage, str(error))
+                loaded,
+                boundary=unreadable,
+                blobs={},
+                entries={},
+                messages=tuple([self._unsealed_message(loaded.definition.id, m) for m in loaded.messages]),
+                damage=(*loaded.damage, str(error)),
             )
 
     def _unsealed(self, loaded: Loaded) -> Loaded:
@@ -375,7 +389,11 @@ class CheckpointStore:
     def _unsealed_message(self, id: str, message: Message) -> Message:
         if message.payload is None:
             return message
-        return attrs.evolve(message, payload=self._seal.unwrap(message.payload, _message_context(id, message)))
+        try:
+            payload = self._seal.unwrap(message.payload, _message_context(id, message))
+        except CodecError:  # whoever takes it will say so; the others, and its execution, are as they were
+            payload = UNREADABLE
+        return attrs.evolve(message, payload=payload)
 
     # plumbing
 
