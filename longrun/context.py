@@ -238,8 +238,8 @@ class StepContext(_Context):
         return await branches.run(call, limit, tolerate)
 
     async def start_child(self, workflow: Any, state: Any = None, *, key: str) -> ExecutionHandle:
-        """Start another execution, once for this visit and key; its id is this one's, the visit and the key. Its
-        workflow has to be registered here, though another worker may come to run it."""
+        """Start another execution, once for this visit and key; its id is this one's, the visit and the key. Queue and
+        priority are this one's. Its workflow has to be registered here, though another worker may come to run it."""
         self._port.check()
         handle: ExecutionHandle = await self._port.start_child(workflow, state, key)
         return handle

@@ -43,6 +43,8 @@ from longrun.stores.store import CheckpointStore
 State = ExecutionState
 T = TypeVar("T")
 SIGNAL_LIMIT = 1000
+BETWEEN = "\x1f"
+"""Between a signal's name and its key, which are printable both."""
 COST_OF_A_LOOK = 0.0005
 ELSEWHERE = "it was moved to another store, where it goes on: ask there"
 LOOK_AGAIN = 1.0
@@ -146,8 +148,8 @@ class ControlRoom(Desk, abc.ABC):
     async def signal(
         self, id: str, name: str, payload: Any = None, *, key: str | None = None, timeout: float | None = None
     ) -> None:
-        """Store a signal, durable on return; a `WaitFor` of that name takes the oldest. A repeated `key` is ignored, of
-        which the 1,024 newest that were taken are remembered."""
+        """Store a signal, durable on return; a `WaitFor` of that name takes the oldest. A `key` that is repeated for
+        one name is ignored; the 1,024 newest that were taken are remembered."""
         check_name("name", name)
         if key is not None:
             check_name("key", key)
@@ -158,7 +160,8 @@ class ControlRoom(Desk, abc.ABC):
         if was_moved(head):
             raise InvalidStateError(id, head.state, "signal", ELSEWHERE)
         data = None if payload is None else encode_payload(payload, "payload")
-        message = Message(kind="signal", name=name, key=key, payload=data, sent=self.clock.now())
+        known = None if key is None else f"{name}{BETWEEN}{key}"
+        message = Message(kind="signal", name=name, key=known, payload=data, sent=self.clock.now())
         with anyio.fail_after(timeout):
             await self.store.send(id, message, limit=SIGNAL_LIMIT)
 

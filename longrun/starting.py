@@ -120,10 +120,13 @@ class Starting(ControlRoom, abc.ABC):
         return self.new(found, state, head, id=id, metadata=metadata, **more), found
 
     async def start_child(self, parent: Runner, workflow: Any, state: Any, key: str) -> ExecutionHandle:
-        """Start an execution once for a visit of its parent and a key."""
+        """Start an execution once for a visit of its parent and a key, in the parent's queue: whoever takes the parent
+        up after a crash serves that."""
         id = child_id(parent.id, parent.head.visit, key)
         head = self.first_head(State.RUNNING, owner=self.owner)
-        made, found = self.made(workflow, state, head, id, None, parent_id=parent.id)
+        family = parent.book.definition
+        place = {"parent_id": parent.id, "queue": family.queue, "priority": family.priority}
+        made, found = self.made(workflow, state, head, id, None, **place)
         await self.patiently(partial(self.start_new, made, found), known=True)
         return ExecutionHandle(self, made.id, away=partial(parent.seat.away, parent))
 

@@ -17,6 +17,7 @@ from longrun import (
     Executor,
     ExecutorConfig,
     MemoryCheckpointStore,
+    NonRetryable,
     Repeat,
     RetentionPolicy,
     Sleep,
@@ -25,6 +26,7 @@ from longrun import (
     SyncStepContext,
     WaitFor,
 )
+from longrun.client import Client
 from longrun.handle import BlockingHandle, ExecutionHandle
 from longrun.testing.samples import create
 from longrun.worker import Worker
@@ -154,6 +156,49 @@ async def test_retention_leaves_a_child_that_its_parent_may_ask_for_again(store)
     assert await finish(registry, store) == 42
     assert ran == [21]
     assert await store.gc(policy, now) == 2
+
+
+async def test_retention_leaves_the_children_of_a_failed_parent_that_may_be_retried(store):
+    ran = []
+
+    async def step(ctx: StepContext, state):
+        ran.append(await (await ctx.start_child("child", 21, key="a")).result())
+        if len(ran) == 1:
+            raise NonRetryable("not yet")
+        return ran[-1]
+
+    async with Executor(registry_of(step), store=store) as executor:
+        handle = await executor.start("work", 1, id="x")
+        with pytest.raises(ExecutionFailedError):
+            await handle.result()
+        failed = (await store.load("x")).head.ended
+        child = (await store.load("x~1~a")).head.ended
+        assert failed is not None
+        assert child is not None
+        assert await store.gc(RetentionPolicy(max_age=1.0), now=(child + failed) / 2 + 1.0) == 0
+        before = (await store.load("x~1~a")).head
+        await executor.retry("x")
+        assert await handle.result() == 42
+        assert (await store.load("x~1~a")).head == before, "it was found, and did not run again"
+        ended = (await store.load("x")).head.ended
+        assert ended is not None
+        assert await store.gc(RetentionPolicy(max_age=1.0), now=ended + 2.0) == 2
+
+
+async def test_a_child_is_in_the_queue_of_its_parent(store):
+    """Whoever serves that queue takes up what a crash leaves of both."""
+
+    async def step(ctx: StepContext, state):
+        return (await ctx.start_child("rested", 21, key="a")).id
+
+    registry = registry_of(step)
+    async with Client(store) as client, Worker(registry, store=store, queues=["films"]):
+        handle = await client.submit("work", 1, id="x", queue="films", priority=7)
+        with anyio.fail_after(PATIENCE):
+            child = client.handle(await handle.result())
+            assert await child.result() == 42
+        found = await child.info()
+        assert (found.queue, found.priority) == ("films", 7)
 
 
 async def test_a_crash_while_the_child_runs_takes_up_both(store):

@@ -37,6 +37,7 @@ from longrun import (
     open_store,
 )
 from longrun.client import Client
+from longrun.control_room import BETWEEN
 from longrun.lease import gone
 from longrun.stored import RECORDS, Boundary, Loaded, Message, Query, Save, Send, Stored, Write
 from longrun.stores._copy.picture import NOTE
@@ -480,7 +481,9 @@ async def test_a_signal_that_comes_while_its_execution_moves_is_brought_after_it
     house, source, target = Household(), MemoryCheckpointStore(), MemoryCheckpointStore()
     await waiting(house.registry, source)
     postman = Postman(source.backend)
-    signals = [Message(kind="signal", name=name, sent=1.0, key=key) for name, key in (("x", "k"), ("x", None))]
+    signals = [
+        Message(kind="signal", name=name, sent=1.0, key=key) for name, key in (("x", f"x{BETWEEN}k"), ("x", None))
+    ]
     postman.letters = [Send(id="a", message=message) for message in signals]
     faulty = FaultyStore(CheckpointStore(postman))
     if interrupted:

@@ -395,6 +395,31 @@ async def test_a_key_is_counted_once_and_without_one_every_call_counts(registry,
         assert await run.result() == ["a", "b", "b"]
 
 
+async def test_a_key_is_that_of_one_name(store):
+    """The id of a request may stand for all the signals that the request causes."""
+    registry = StepRegistry()
+
+    @registry.step
+    async def first(state):
+        return WaitFor("paid", state)
+
+    @registry.step
+    async def second(ctx: StepContext, state):
+        return WaitFor("sent", [ctx.signal])
+
+    @registry.step
+    async def third(ctx: StepContext, state):
+        return [*state, ctx.signal]
+
+    registry.workflow("order", [first, second, third])
+    async with Executor(registry, store=store) as executor:
+        run = await executor.start("order")
+        for name in ("paid", "sent", "paid", "sent"):
+            await run.signal(name, name, key="request-1")
+        with anyio.fail_after(20.0):
+            assert await run.result() == ["paid", "sent"]
+
+
 async def test_a_timeout_ends_the_waiting_and_a_key_lets_it_be_sent_again(registry, store, monkeypatch):
     answers, commit = threading.Event(), store.backend.commit
 

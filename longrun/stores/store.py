@@ -6,7 +6,9 @@ speak to a store through this class; a backend knows none of them.
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -57,6 +59,18 @@ AT_ONCE = 50
 """So many deletions in one commit of retention: what executors write meanwhile waits for no more."""
 
 
+_OPEN: weakref.WeakSet[CheckpointStore] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for store in list(_OPEN):
+        store.leave_to_parent()
+    _OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class CheckpointStore:
     """Wraps a `StoreBackend`. Enter it, or give it to an executor, which does; it closes when its last user leaves."""
 
@@ -68,8 +82,9 @@ class CheckpointStore:
         self._users = 0
         self._lock = threading.Lock()
         self._readers = Readers(READERS)
-        self._is_stuck = False
-        """Whether something was still asked of the backend when everybody had left: it was not closed."""
+        self._refusal: str | None = None
+        """Why it cannot be used any more: something was still asked of the backend when everybody had left, and it was
+        not closed; or this is the child of a process that has opened it."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.backend.kind}>"
@@ -83,11 +98,11 @@ class CheckpointStore:
 
     def _open(self) -> None:
         with self._lock:
-            if self._is_stuck:
-                raise StoreUnavailableError(self.backend.kind, "it was left before it had answered: make another")
+            self._check_usable()
             if self._users == 0:
                 self.backend.open()
                 self._writer.start()
+                _OPEN.add(self)
             self._users += 1
 
     async def aclose(self) -> None:
@@ -99,13 +114,23 @@ class CheckpointStore:
                 return
             self._users -= 1
             if self._users == 0:
+                _OPEN.discard(self)
                 self._watcher.stop()
                 ended = [self._writer.stop(PATIENCE), self._readers.close(PATIENCE)]
                 if all(ended):
                     self.backend.close()
                 else:
-                    self._is_stuck = True
+                    self._refusal = "it was left before it had answered: make another"
                     get_logger().error("store.left_behind", kind=self.backend.kind)
+
+    def _check_usable(self) -> None:
+        if self._refusal is not None:
+            raise StoreUnavailableError(self.backend.kind, self._refusal)
+
+    def leave_to_parent(self) -> None:
+        """In a child that was forked: its threads and its connections are those of the parent, and stay so."""
+        self._refusal = "it was opened before this process was forked: make another"
+        self._lock, self._users = threading.Lock(), 0
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -192,8 +217,8 @@ class CheckpointStore:
         return removed
 
     async def _let_go(self, page: list[Stored], unfinished: set[str]) -> list[str]:
-        """Ids of those that no parent may ask for any more: a failed one may, as long as it is there to be retried. What
-        is known of parents is kept in `unfinished`."""
+        """Ids of those that no parent may ask for any more: a failed one may, as long as it can be retried. What is
+        known of parents is kept in `unfinished`."""
         parents = {stored.definition.parent_id for stored in page} - unfinished
         if asked := [id for id in parents if id is not None]:
             found = await self._read(self.backend.states_of, asked)
@@ -203,8 +228,8 @@ class CheckpointStore:
     # the readers' side
 
     async def load(self, id: str) -> Loaded:
-        """Everything of one execution; `ExecutionNotFoundError` if there is none, `CorruptDataError` if its state cannot
-        be read. A message of which that is true says so (`is_readable`)."""
+        """Everything of one execution; `ExecutionNotFoundError` if there is none, `CorruptDataError` if its state is
+        unreadable. A message of which that is true says so (`is_readable`)."""
         return await self._read(self._load, id, self._unsealed)
 
     async def peek(self, id: str) -> Loaded:
@@ -404,6 +429,7 @@ class CheckpointStore:
         return self._answer(None, function)
 
     async def _answer(self, write: Write | None, function: Callable[[], Any] | None) -> Any:
+        self._check_usable()
         loop = current_loop()
         while (room := self._writer.room(loop)) is not None:
             await room
@@ -415,6 +441,7 @@ class CheckpointStore:
         return answer
 
     async def _read(self, function: Callable[..., T], *args: Any) -> T:
+        self._check_usable()
         if self._users == 0:  # closed: some stores can be read all the same, but no thread is kept for that
             return await apart(partial(function, *args))
         return await self._readers.run(function, *args)

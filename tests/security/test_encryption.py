@@ -157,7 +157,7 @@ async def test_what_was_swapped_replayed_or_changed_is_refused(attack: Callable[
         assert not any(message.is_readable for message in loaded.messages), "who takes it hears of that"
 
 
-# --- what cannot be unsealed does no more harm than it must ------------------------------------------------------------
+# --- what cannot be unsealed does no more harm than it must -----------------------------------------------------------
 
 
 RIGHT, WRONG = Seal(key=keys("k", k=OLD)), Seal(key=keys("k", k=NEW))

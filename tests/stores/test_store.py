@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
 
@@ -12,7 +14,7 @@ import pytest
 
 from longrun import CorruptDataError, MemoryCheckpointStore, StoreUnavailableError
 from longrun.seal import Seal
-from longrun.stores import memory, rows
+from longrun.stores import memory, open_store, rows
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.readers import Readers
 from longrun.stores.store import CheckpointStore
@@ -208,3 +210,36 @@ def test_json_columns_take_any_mapping_and_give_objects_alone():
     assert rows.json_mapping('{"a":1}') == {"a": 1}
     with pytest.raises(CorruptDataError, match="holds no object"):
         rows.json_mapping("[1]")
+
+
+def told_by_child(ask: Callable[[], Awaitable[object]]) -> str:
+    """What a forked child hears when it asks."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover -- it ends by _exit
+        try:
+            anyio.run(ask)
+            told = "nothing"
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+        os.write(writer, told.encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        told = pipe.read().decode()
+    os.waitpid(child, 0)
+    return told
+
+
+@pytest.mark.parametrize("what", ["open", "ping", "create"])
+def test_a_store_that_the_parent_has_open_says_so_in_a_forked_child(what: str, tmp_path: Path) -> None:
+    """Its threads are the parent's: whoever asked would wait for ever."""
+    store = open_store(f"file:{tmp_path}/store")
+    ask = {"open": store.open, "ping": store.ping, "create": lambda: store.create(samples.create("a"))}[what]
+    anyio.run(store.open)
+    try:
+        assert "forked: make another" in told_by_child(ask)
+        assert anyio.run(store.create, samples.create("b"))
+    finally:
+        anyio.run(store.aclose)
+    assert told_by_child(store.open) == "nothing", "closed, it belongs to nobody"
