@@ -18,6 +18,7 @@ from longrun.errors import (
     ExecutionNotFoundError,
     LeaseLostError,
     LongrunError,
+    RegistrationError,
 )
 from longrun.events import EventType
 from longrun.inbox import stored_numbers
@@ -160,10 +161,10 @@ class Obedience:
         await book.cross(boundary, {}, snapshot=snapshot)
         return True
 
-    async def block(self, reason: str, take: tuple[int, ...] = ()) -> None:
-        """It cannot go on as it is stored: visible, and free for the next pass or a resume."""
+    async def block(self, reason: str, take: tuple[int, ...] = (), *, hold: bool = False) -> None:
+        """It cannot go on as it is stored: visible, and free for the next pass or, with `hold`, for a resume alone."""
         book = self._book
-        changes = {"state": State.BLOCKED, "owner": None, "reason": reason}
+        changes = {"state": State.BLOCKED, "owner": None, "reason": reason, **({"hold": True} if hold else {})}
         event = (EventType.EXECUTION_BLOCKED, {"error": reason})
         await book.cross(book.boundary("block", error=reason), changes, events=(event,), take=take)
         self._executor.log.warning(
@@ -171,14 +172,27 @@ class Obedience:
         )
 
     async def accept(self, damage: tuple[str, ...]) -> bool:
-        """Something stored was broken and an older checkpoint took its place: go on from there, and say so (I5)."""
+        """Something stored was broken and an older checkpoint took its place: go on from there, and say so (I5). Or
+        stay blocked, whoever comes by, until somebody has seen it."""
         reason = "; ".join(damage)
         if self._executor.config.on_corruption == "block":
-            await self.block(reason)
+            await self.block(reason, hold=True)
             return False
         self._executor.log.warning("execution.damaged", execution=self._book.id, reason=reason)
         await self._book.commit({"reason": reason})
         return True
+
+    async def settle_for_less(self) -> None:
+        """Somebody has seen the damage and says that it shall go on: what could be read becomes the newest checkpoint,
+        so that nobody stumbles over the same damage again."""
+        book = self._book
+        kind = book.state_type
+        try:
+            snapshot = book.snapshot(book.state(kind), kind)
+        except (CodecError, RegistrationError):  # nothing could be: whoever resumes it may bring another state
+            return
+        boundary = book.boundary("state", snapshot, name=book.step_name or book.last_step)
+        await book.cross(boundary, {}, snapshot=snapshot)
 
     async def queue_up(self) -> None:
         """Let it go on when there is room: what is stopped, as if somebody had resumed it who runs nothing."""

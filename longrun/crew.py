@@ -329,7 +329,7 @@ class Crew(Starting):
         if loaded.head.state is State.BLOCKED and loaded.head.reason == reason:
             await obedience.release()
         else:
-            await obedience.block(reason)
+            await obedience.block(reason, hold=bool(loaded.damage) and self.config.on_corruption == "block")
 
     # events
 

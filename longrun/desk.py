@@ -6,6 +6,7 @@ Place in the life of an execution: start, and whenever somebody looks.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import math
 from collections.abc import Awaitable, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -131,9 +132,12 @@ class Desk:
         return await self.store.count(query)
 
     async def history(self, id: str) -> builtins.list[Checkpoint]:
-        """The checkpoints whose states are kept, oldest first."""
+        """The checkpoints whose states are kept and can be read, oldest first."""
         loaded = await self.store.peek(check_id(id))
-        found = [await self.store.checkpoint(id, seq) for seq, _ in loaded.kept]
+        found = []
+        for seq, _ in loaded.kept:
+            with contextlib.suppress(CorruptDataError):
+                found.append(await self.store.checkpoint(id, seq))
         return [views.checkpoint(loaded.definition, *one, self._known) for one in found if one is not None]
 
     async def steps(self, id: str, *, after: int = 0, limit: int = 1000) -> builtins.list[StepRecord]:

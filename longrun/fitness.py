@@ -91,7 +91,7 @@ class SecondLook:
 
     async def _fits(self, stored: Stored) -> bool:
         id, head = stored.definition.id, stored.head
-        if not (head.reason or "").endswith(GOES_ON) or not self._claims.serves(stored.definition):
+        if head.hold or not (head.reason or "").endswith(GOES_ON) or not self._claims.serves(stored.definition):
             return False
         mark = (head.revision, len(self._executor.registry.by_name))
         if self._unfit.get(id) == mark:

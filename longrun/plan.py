@@ -18,7 +18,7 @@ from longrun.errors import CodecError, RegistrationError
 from longrun.records import UNFINISHED, ExecutionState, ExecutorConfig, check_id
 from longrun.registry import AD_HOC, StepRegistry
 from longrun.snapshot import decode_state
-from longrun.stored import Loaded, Query
+from longrun.stored import Loaded, Query, blocked_for_good
 from longrun.stores.store import CheckpointStore
 
 State = ExecutionState
@@ -217,6 +217,8 @@ class Planner:
             return f"its process died {crashes} times without progress; resume frees it"
         if loaded.damage and self._config.on_corruption == "block":
             return "; ".join(loaded.damage)
+        if blocked_for_good(loaded.head):
+            return loaded.head.reason or "it is blocked until somebody resumes it"
         if draft.state is State.BLOCKED and self._registry is None:
             return loaded.head.reason or "it is blocked"
         return None

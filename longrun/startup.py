@@ -6,11 +6,12 @@ the middle of it leaves nothing half done.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import define, field
 
+from longrun.book import MISSING
 from longrun.claims import BATCH, Claims
 from longrun.dead import Dead
 from longrun.errors import CodecError, ExecutionNotFoundError, KeyUnavailableError
@@ -18,7 +19,7 @@ from longrun.fitness import unusable
 from longrun.gates import Gates
 from longrun.queues import IN_STEPS
 from longrun.records import ExecutionState, ResumeReport
-from longrun.stored import Claim, Definition, Loaded, Query, Stored
+from longrun.stored import Claim, Definition, Loaded, Query, Stored, blocked_for_good
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -211,7 +212,7 @@ class Startup:
         self._executor.log.error("execution.unreadable", execution=id, error_type=type(error).__name__)
 
     async def _take(self, loaded: Loaded) -> None:
-        reason, value = unusable(self._executor, loaded)
+        reason, value = self._in_the_way(loaded)
         id = loaded.definition.id
         if reason is None and (waits := self._is_swept(loaded)):
             self._report.skipped[id] = waits
@@ -222,6 +223,14 @@ class Startup:
         else:
             self._report.blocked[id] = reason
             await self._executor.block(loaded, reason)
+
+    def _in_the_way(self, loaded: Loaded) -> tuple[str | None, Any]:
+        """Why it cannot go on here (None if it can), and its decoded state. Somebody may have resumed it, and not been
+        there any more to see to it."""
+        if not blocked_for_good(loaded.head):
+            return unusable(self._executor, loaded)
+        asked = any(message.kind == "resume" for message in loaded.messages)
+        return None if asked else loaded.head.reason or "it is blocked", MISSING
 
     def _is_swept(self, loaded: Loaded) -> str | None:
         """Why the sweep has to take up what was claimed; None if it runs at once, as when somebody asked for it."""

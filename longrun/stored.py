@@ -191,6 +191,11 @@ def was_waiting(head: Head) -> bool:
     return parked and head.state in (ExecutionState.PAUSED, ExecutionState.BLOCKED)
 
 
+def blocked_for_good(head: Head) -> bool:
+    """Whether it is blocked until somebody resumes it, for damage that nobody is to pass over (`on_corruption`)."""
+    return head.state is ExecutionState.BLOCKED and head.hold
+
+
 MOVED = "moved to another store"
 """What the reason of an execution begins with that `copy_store` has left behind."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -199,7 +200,7 @@ def read_checkpoint(connection: sqlite3.Connection, id: str, seq: int) -> tuple[
     for name in boundary.blobs:
         if name not in blobs:
             raise CorruptDataError(what, f"its blob {name!r} is missing")
-        if rows.blob_crc(id, name, blobs[name][1]) != blobs[name][0]:
+        if not fits(partial(rows.blob_crc, id, name, blobs[name][1]), blobs[name][0]):
             raise CorruptDataError(what, f"its blob {name!r} does not fit its checksum")
     return boundary, {name: data for name, (_, data) in blobs.items()}
 
