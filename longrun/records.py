@@ -398,7 +398,7 @@ class ExecutorConfig:
     max_crashes: int = field(default=5, validator=_whole(1))
     """Unclean deaths without progress after which an execution is blocked."""
     on_corruption: str = field(default="previous", validator=_one_of("previous", "block"))
-    """`previous`: go on from the newest readable checkpoint; `block`: stop the execution."""
+    """`previous`: go on from the newest readable checkpoint; `block`: stop the execution until it is resumed."""
     retention: RetentionPolicy = field(factory=RetentionPolicy, validator=attrs.validators.instance_of(RetentionPolicy))
     """What is kept."""
 
