@@ -24,7 +24,7 @@ from longrun.events import EventType
 from longrun.inbox import stored_numbers
 from longrun.outbox import back_off
 from longrun.records import ExecutionState
-from longrun.stored import Message, was_waiting
+from longrun.stored import Message, blocked_for_good, was_waiting
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -170,6 +170,17 @@ class Obedience:
         self._executor.log.warning(
             "execution.blocked", execution=book.id, workflow=book.definition.workflow, reason=reason
         )
+
+    async def face(self, damage: tuple[str, ...], messages: Mapping[int, Message]) -> bool:
+        """Part of it is broken; False if it stays blocked for that. What is to be cancelled is no matter any more, and
+        who resumes what was blocked for that has seen it."""
+        if cancelling(messages):
+            return True
+        if not blocked_for_good(self._book.head):
+            return await self.accept(damage)
+        if any(message.kind == "resume" for message in messages.values()):
+            await self.settle_for_less()
+        return True
 
     async def accept(self, damage: tuple[str, ...]) -> bool:
         """Something stored was broken and an older checkpoint took its place: go on from there, and say so (I5). Or

@@ -27,7 +27,7 @@ from longrun.port import StepInfo
 from longrun.records import ExecutionState, Progress, RetryPolicy
 from longrun.registry import Step, WaitFor
 from longrun.seat import Seat
-from longrun.stored import Head, Loaded, Message, blocked_for_good, was_waiting
+from longrun.stored import Head, Loaded, Message, was_waiting
 from longrun.stride import stride
 from longrun.threads import LEFT, leave_behind
 
@@ -204,7 +204,7 @@ class Runner:
 
     async def _take_up(self) -> bool:
         """Bring a claimed execution into `running`; False if it stays where it is."""
-        if self._damage and not await self._face_damage():
+        if self._damage and not await self._obedience.face(self._damage, self.inbox):
             return False
         if not await self._follow_orders():
             return False
@@ -227,17 +227,6 @@ class Runner:
             started = {"state": State.RUNNING, "hold": False, "reason": None, "due": due, "started": self._now()}
             await self.book.commit(started, events=((kind, {}),))
         await self.seat.suspect(self)
-        return True
-
-    async def _face_damage(self) -> bool:
-        """Part of it is broken; False if it stays blocked for that. What is to be cancelled is no matter any more, and
-        who resumes what was blocked for that has seen it."""
-        if cancelling(self.inbox):
-            return True
-        if not blocked_for_good(self.head):
-            return await self._obedience.accept(self._damage)
-        if any(message.kind == "resume" for message in self.inbox.values()):
-            await self._obedience.settle_for_less()
         return True
 
     async def _leave_stopped(self) -> bool:

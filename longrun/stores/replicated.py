@@ -125,7 +125,7 @@ def _backend(store: CheckpointStore | StoreBackend) -> StoreBackend:
 
 def _seal_of(primary: CheckpointStore | StoreBackend, secondary: CheckpointStore | StoreBackend) -> Seal | None:
     """The primary's. Two that differ in whether they encrypt would leave one store in the open."""
-    seals = [store._seal if isinstance(store, CheckpointStore) else None for store in (primary, secondary)]
+    seals = [store.seal if isinstance(store, CheckpointStore) else None for store in (primary, secondary)]
     encrypted = [seal is not None and seal.encrypts for seal in seals]
     if encrypted[1] and not encrypted[0]:
         raise ConfigError("seal", seals[1], "give the seal to the replicated store: it seals for both")

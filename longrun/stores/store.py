@@ -17,7 +17,6 @@ from typing import Any, Self, TypeVar
 import attrs
 
 from longrun.errors import (
-    CodecError,
     CorruptDataError,
     ExecutionNotFoundError,
     LongrunError,
@@ -25,12 +24,10 @@ from longrun.errors import (
 )
 from longrun.logging import get_logger
 from longrun.loops import Loop, current_loop
-from longrun.moves import Move
 from longrun.records import FINISHED, ExecutionState, RetentionPolicy
 from longrun.seal import Seal
 from longrun.stored import (
     RECORDS,
-    UNREADABLE,
     Boundary,
     Claim,
     Create,
@@ -46,6 +43,7 @@ from longrun.stored import (
 )
 from longrun.stores.base import StoreBackend
 from longrun.stores.readers import Readers, apart
+from longrun.stores.sealing import Sealing
 from longrun.stores.writer import Done, Writer
 
 T = TypeVar("T")
@@ -76,8 +74,9 @@ class CheckpointStore:
 
     def __init__(self, backend: StoreBackend, *, seal: Seal | None = None) -> None:
         self.backend = backend
-        self._seal = seal or Seal()
-        self._writer = Writer(backend, self._sealed)
+        self.seal = seal or Seal()
+        self._sealing = Sealing(self.seal)
+        self._writer = Writer(backend, self._sealing.sealed)
         self._watcher = _Watcher(backend)
         self._users = 0
         self._lock = threading.Lock()
@@ -171,12 +170,12 @@ class CheckpointStore:
 
     async def claim(self, claim: Claim) -> list[Loaded]:
         loaded: list[Loaded] = await self._call(partial(self.backend.claim, claim))
-        if self._seal.encrypts and loaded:  # neither the loop nor the writer waits for keys
+        if self.seal.encrypts and loaded:  # neither the loop nor the writer waits for keys
             return await self._read(self._all_unsealed, loaded)
         return self._all_unsealed(loaded)
 
     def _all_unsealed(self, loaded: list[Loaded]) -> list[Loaded]:
-        return [self._unsealed_or_damaged(one) for one in loaded]
+        return [self._sealing.unsealed_or_damaged(one) for one in loaded]
 
     async def settled(self) -> None:
         """Return when everything that was handed over before has been written, also what nobody waits for any more."""
@@ -230,12 +229,12 @@ class CheckpointStore:
     async def load(self, id: str) -> Loaded:
         """Everything of one execution; `ExecutionNotFoundError` if there is none, `CorruptDataError` if its state is
         unreadable. A message of which that is true says so (`is_readable`)."""
-        return await self._read(self._load, id, self._unsealed)
+        return await self._read(self._load, id, self._sealing.unsealed)
 
     async def peek(self, id: str) -> Loaded:
         """The same for whoever wants to end it, or to put another state in its place: what cannot be unsealed is left
         out, and `damage` tells."""
-        return await self._read(self._load, id, self._unsealed_or_damaged)
+        return await self._read(self._load, id, self._sealing.unsealed_or_damaged)
 
     async def head(self, id: str) -> Head:
         """Where an execution is, and nothing else of it; `ExecutionNotFoundError` if there is none."""
@@ -298,13 +297,13 @@ class CheckpointStore:
         if found is None:
             return None
         boundary, blobs = found
-        return self._unsealed_boundary(id, boundary), self._unsealed_blobs(id, blobs)
+        return self._sealing.unsealed_boundary(id, boundary), self._sealing.unsealed_blobs(id, blobs)
 
     async def messages(self, id: str) -> list[Message]:
         return await self._read(self._messages, id)
 
     def _messages(self, id: str) -> list[Message]:
-        return [self._unsealed_message(id, message) for message in self.backend.messages(id)]
+        return [self._sealing.unsealed_message(id, message) for message in self.backend.messages(id)]
 
     async def pending(self, owner: str) -> list[str]:
         return await self._read(self.backend.pending, owner)
@@ -324,101 +323,6 @@ class CheckpointStore:
         """How often watching was interrupted. The server that answers now may be another one, which lacks what the last
         had acknowledged."""
         return self._watcher.breaks
-
-    # sealing: compressed and encrypted on the way in, in the writer's thread, and back in a reader's
-
-    def _sealed(self, write: Write) -> Write:
-        seal = self._seal
-        if isinstance(write, Move):
-            if len(write.data) <= seal.untouched:
-                return write
-            return attrs.evolve(write, boundaries=(self._sealed_boundary(write.id, write.boundary),))
-        if isinstance(write, Save):
-            if self._needs_no_seal(write):
-                return write
-            return attrs.evolve(
-                write,
-                boundaries=tuple([self._sealed_boundary(write.id, b) for b in write.boundaries]),
-                blobs={name: seal.wrap(data, f"{write.id}/blob/{name}") for name, data in write.blobs.items()},
-                put={key: seal.wrap(data, f"{write.id}/entry/{key}") for key, data in write.put.items()},
-            )
-        if isinstance(write, Create):
-            boundary = self._sealed_boundary(write.id, write.boundary)
-            if boundary is write.boundary and not write.blobs:
-                return write
-            return attrs.evolve(
-                write,
-                boundary=boundary,
-                blobs={name: seal.wrap(data, f"{write.id}/blob/{name}") for name, data in write.blobs.items()},
-            )
-        if write.message.payload is None:
-            return write
-        payload = seal.wrap(write.message.payload, _message_context(write.id, write.message))
-        return attrs.evolve(write, message=attrs.evolve(write.message, payload=payload))
-
-    def _needs_no_seal(self, save: Save) -> bool:
-        """Small and not to be encrypted: the common case, told without building anything."""
-        small = self._seal.leaves_alone
-        for boundary in save.boundaries:
-            data = boundary.data
-            if data is not None and not small(data):
-                return False
-        if save.blobs or save.put:
-            return all(map(small, save.blobs.values())) and all(map(small, save.put.values()))
-        return True
-
-    def _sealed_boundary(self, id: str, boundary: Boundary) -> Boundary:
-        if boundary.data is None or self._seal.leaves_alone(boundary.data):
-            return boundary
-        wrapped = self._seal.wrap(boundary.data, f"{id}/{boundary.seq}")
-        return boundary if wrapped is boundary.data else attrs.evolve(boundary, data=wrapped)
-
-    def _unsealed_or_damaged(self, loaded: Loaded) -> Loaded:
-        """One that cannot be unsealed must not keep the others of a claim from going on (I5). What it was sent stays
-        with it: a cancel is obeyed all the same, and what waits for nobody would wake it again and again."""
-        try:
-            return self._unsealed(loaded)
-        except CodecError as error:
-            unreadable = attrs.evolve(loaded.boundary, data=UNREADABLE, blobs=())
-            return attrs.evolve(
-                loaded,
-                boundary=unreadable,
-                blobs={},
-                entries={},
-                messages=tuple([self._unsealed_message(loaded.definition.id, m) for m in loaded.messages]),
-                damage=(*loaded.damage, str(error)),
-            )
-
-    def _unsealed(self, loaded: Loaded) -> Loaded:
-        id = loaded.definition.id
-        boundary = self._unsealed_boundary(id, loaded.boundary)
-        if boundary is loaded.boundary and not (loaded.blobs or loaded.entries or loaded.messages):
-            return loaded
-        return attrs.evolve(
-            loaded,
-            boundary=boundary,
-            blobs=self._unsealed_blobs(id, loaded.blobs),
-            entries={key: self._seal.unwrap(data, f"{id}/entry/{key}") for key, data in loaded.entries.items()},
-            messages=tuple([self._unsealed_message(id, m) for m in loaded.messages]),
-        )
-
-    def _unsealed_boundary(self, id: str, boundary: Boundary) -> Boundary:
-        if boundary.data is None:
-            return boundary
-        data = self._seal.unwrap(boundary.data, f"{id}/{boundary.seq}")
-        return boundary if data is boundary.data else attrs.evolve(boundary, data=data)
-
-    def _unsealed_blobs(self, id: str, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
-        return {name: self._seal.unwrap(data, f"{id}/blob/{name}") for name, data in blobs.items()}
-
-    def _unsealed_message(self, id: str, message: Message) -> Message:
-        if message.payload is None:
-            return message
-        try:
-            payload = self._seal.unwrap(message.payload, _message_context(id, message))
-        except CodecError:  # whoever takes it will say so; the others, and its execution, are as they were
-            payload = UNREADABLE
-        return attrs.evolve(message, payload=payload)
 
     # plumbing
 
@@ -454,11 +358,6 @@ def _nothing() -> None:
 def _is_news(save: Save) -> bool:
     """Whether others wait for such a save: it lets go, ends, or takes what somebody sent."""
     return save.head.owner is None or bool(save.take) or save.head.state.finished
-
-
-def _message_context(id: str, message: Message) -> str:
-    """What a payload is bound to: its number is not known when it is sealed, but who sent what when is."""
-    return f"{id}/message/{message.kind}/{message.name}/{message.key}/{message.sent!r}"
 
 
 class _Watcher:

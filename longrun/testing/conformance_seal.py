@@ -62,7 +62,7 @@ class SealContract(ConformanceBase):
             stored = store.backend.checkpoint("m", made.head.seq)
             assert stored is not None
             assert stored[0].data is not None
-            assert stored[0].data[:2] == store._seal.wrap(TEXT, "m")[:2]  # version and flags of the frame
+            assert stored[0].data[:2] == store.seal.wrap(TEXT, "m")[:2]  # version and flags of the frame
 
     @both
     async def test_compressed(self, store: CheckpointStore) -> None:

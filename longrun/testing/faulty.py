@@ -76,7 +76,7 @@ class FaultyStore(CheckpointStore):
     backend: FaultyBackend
 
     def __init__(self, store: CheckpointStore) -> None:
-        super().__init__(FaultyBackend(store.backend), seal=store._seal)
+        super().__init__(FaultyBackend(store.backend), seal=store.seal)
 
     def fail(
         self, call: str = "commit", nth: int = 1, *, times: int | None = 1, error: Exception | None = None

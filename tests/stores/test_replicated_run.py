@@ -46,7 +46,7 @@ def test_it_seals_as_the_primary_did(tmp_path: Path) -> None:
 
     sealed = SQLiteCheckpointStore(tmp_path / "a.db", seal=Seal(key=key))
     plain = SQLiteCheckpointStore(tmp_path / "b.db")
-    assert ReplicatedCheckpointStore(sealed, plain)._seal is sealed._seal
+    assert ReplicatedCheckpointStore(sealed, plain).seal is sealed.seal
     with pytest.raises(ConfigError, match="seal"):
         ReplicatedCheckpointStore(plain, sealed)
 
