@@ -508,6 +508,8 @@ def test_a_defect_while_copying_leaves_the_standby_behind_and_the_queue_at_work(
         pair.commit([create("a")])
         pair._lag.drain()
         assert pair._lag.broken is not None
+        pair.commit([create("b")])  # it goes on: the side answers
+        pair._lag.drain()
         monkeypatch.undo()
-        pair.commit([create("b")])
+        pair.commit([create("c")])
         assert pair.status().standby == BEHIND

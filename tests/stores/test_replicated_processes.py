@@ -23,6 +23,7 @@ from longrun.testing.samples import claim, create, owned, send, step
 from tests.stores.replicated_tools import (
     PATIENCE,
     Switch,
+    Unreachable,
     assert_equal,
     beside,
     created,
@@ -31,30 +32,6 @@ from tests.stores.replicated_tools import (
     opened,
     refused,
 )
-
-
-class Unreachable:
-    """A witness that can be cut off."""
-
-    def __init__(self, inner: Witness) -> None:
-        self.inner, self.down = inner, False
-
-    def _reach(self) -> Witness:
-        if self.down:
-            raise StoreUnavailableError("witness", "it is cut off")
-        return self.inner
-
-    def open(self) -> None:
-        self._reach().open()
-
-    def close(self) -> None:
-        pass
-
-    def read(self) -> Term | None:
-        return self._reach().read()
-
-    def propose(self, term: Term) -> bool:
-        return self._reach().propose(term)
 
 
 class Process:

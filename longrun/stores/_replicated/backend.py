@@ -202,10 +202,9 @@ class ReplicatedBackend(ReadingBackend):
         if self._council.in_step or not self._council.mirrors or not weight:
             return
         active, standby = self._council.active, self._council.standby
-        lost = self._lag.put(weight, lambda: self._copy(active, standby, copy))
-        if lost is not None:
-            self._council.dropped(lost)
-            self._lag.clear()
+        while self._lag.put(weight, lambda: self._copy(active, standby, copy)) is not None:
+            if not self._go_on_copying():
+                return
 
     def _copy(self, active: Side, standby: Side, copy: Callable[[Side], list[str]]) -> None:
         """In the thread of the queue."""

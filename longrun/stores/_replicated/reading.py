@@ -80,10 +80,11 @@ class ReadingBackend(StoreBackend):
                 self._lag.start()
 
     def close(self) -> None:
-        """What is queued is copied first."""
+        """What is queued is copied first; a standby that cannot be given it is `behind`."""
         if not self._opened:
             return
         self._opened = False
+        self._finish_copying()
         self._lag.stop()
         with self._gate:
             self._close_sides()
@@ -145,6 +146,36 @@ class ReadingBackend(StoreBackend):
             self._switching = False
         if lost is not None:
             raise lost
+
+    def _go_on_copying(self) -> bool:
+        """Whether the queue goes on. One that is broken does if the side that was lost answers again; it is given up,
+        together with the standby, if that did not help before: a standby that lacks something is not level for long."""
+        lost = self._lag.broken
+        if lost is None:
+            return True
+        if self._lag.resumed or not lost.side.answers():
+            self._leave_out(lost)
+            return False
+        self._lag.resume()
+        return True
+
+    def _leave_out(self, lost: LostError) -> None:
+        self._council.dropped(lost)
+        self._lag.clear()
+
+    def _finish_copying(self) -> None:
+        """At the end: the standby gets what is queued, or the term says that it has not got it."""
+        if self._lag.drain() is None:
+            return
+        self._lag.resume()
+        lost = self._lag.drain()
+        if lost is None:
+            return
+        try:
+            with self._at_the_gate():
+                self._leave_out(lost)
+        except LongrunError as error:  # nobody can be told: the next to open the pair compares everything
+            self._log.warning("replica.not_copied", writes=self._lag.depth, error=type(error).__name__)
 
     # readers
 

@@ -126,6 +126,8 @@ class TendedBackend(ReplicatedBackend):
                 return
             if not self._council.active.healthy:
                 self._look_at_active()
+            with self._at_the_gate():
+                self._go_on_copying()
             if all(health) and self._due_to_join():
                 self._resync()
             elif all(health):
