@@ -74,6 +74,10 @@ class Council:
         return self._witness is not None or self.rules.alone
 
     @property
+    def generation(self) -> int:
+        return self._ruling().generation
+
+    @property
     def active(self) -> Side:
         return self.sides[self._ruling().active]
 
@@ -92,6 +96,11 @@ class Council:
         compared: what another process has in its queue comes over then, and nothing new may wait in one."""
         standby = self._ruling().standby
         return standby == JOINING or (standby == LEVEL and not self.rules.asynchronous)
+
+    @property
+    def joins(self) -> bool:
+        """Whether the two are being compared, by this process or another."""
+        return self._ruling().standby == JOINING
 
     def _ruling(self) -> Term:
         if self.term is None:

@@ -22,7 +22,7 @@ from longrun.stores._replicated.council import KIND, Council, Rules
 from longrun.stores._replicated.lag import Lag
 from longrun.stores._replicated.mirror import Mirror
 from longrun.stores._replicated.side import LostError, Side
-from longrun.stores._replicated.term import RESERVED
+from longrun.stores._replicated.term import RESERVED, Marks
 from longrun.stores._replicated.witness import Witness
 from longrun.stores.base import StoreBackend
 
@@ -44,7 +44,7 @@ class ReadingBackend(StoreBackend):
         self._witness, self._rules, self._clock = witness, rules, clock
         self._council = Council(self._sides, witness, rules, clock)
         self._council.before_switch = self._bring_over
-        self._mirror = Mirror(self._council.overtaken, self._council.marks, clock)
+        self._mirror = Mirror(self._council.name, self._council.overtaken, self._council.marks, clock)
         self._lag = Lag(queue_limit, rules.strikes)
         self._council.compared = self._lag.clear
         self._gate = threading.RLock()
@@ -54,6 +54,8 @@ class ReadingBackend(StoreBackend):
         self._switching = False
         self._suspects: set[str] = set()
         """What the standby has and the active side refused to answer for: compared before it is written again."""
+        self._watched: tuple[int, Marks] | None = None
+        """The marks of the standby when they were last seen, and the generation in which that was."""
         self._log = get_logger(store=KIND)
         self.durable = primary.durable and secondary.durable
         self.fenced = primary.fenced and secondary.fenced
