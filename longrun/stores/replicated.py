@@ -49,7 +49,8 @@ class ReplicatedCheckpointStore(CheckpointStore):
       fail over nor drop a store. If the witness is away, work goes on as long as both stores answer; if the witness and
       a store are away, writes fail until one of them is back. The witness must not share a machine with a store.
     - With `single_process=True`, a store that cannot be reached counts as dead. That is right only if it is true that
-      nobody else writes; a second process that says the same is noticed within `health_interval`, not at once.
+      nobody else writes; a second process that says the same is noticed within `health_interval`, not at once. Then
+      the one that was first does nothing more before it is opened again.
     - With neither, `failover()` is a statement by whoever calls it: that no process still writes to the old active
       store, and that `status()` last showed the standby `level`. If either is wrong, two processes can both go on with
       one execution, and acknowledged writes can be lost: across a failover by hand I3 is not promised.

@@ -346,11 +346,35 @@ def test_a_second_single_process_is_found_out(stores: tuple[StoreBackend, StoreB
     one, other = Process(stores, None, single_process=True), Process(stores, None, single_process=True)
     with opened(one.backend), opened(other.backend):
         created(other.backend, create("a"))
-        with pytest.raises(StoreUnavailableError, match="single_process"):
-            one.backend.check()
-        with pytest.raises(StoreUnavailableError, match="single_process"):
-            one.backend.commit([create("b")])
+        for _ in range(3):  # it does not forget
+            with pytest.raises(StoreUnavailableError, match="single_process"):
+                one.backend.check()
+            with pytest.raises(StoreUnavailableError, match="single_process"):
+                one.backend.commit([create("b")])
+        for force in (False, True):
+            with pytest.raises(StoreUnavailableError, match="single_process"):
+                one.backend.failover(force=force)
         created(other.backend, create("c"))
+    with opened(one.backend):
+        created(one.backend, create("b"))
+
+
+def test_a_single_process_finds_a_second_one_when_it_changes_the_term(
+    stores: tuple[StoreBackend, StoreBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its next round, since a store is away."""
+    one, other = Process(stores, None, single_process=True), Process(stores, None, single_process=True)
+    with opened(one.backend):
+        monkeypatch.setattr(one.backend._council, "newest", lambda: None)  # the other comes just after it has looked
+        with opened(other.backend):
+            one.secondary.down = True
+            with pytest.raises(StoreUnavailableError, match="single_process"):
+                one.backend.commit([create("b")])
+            monkeypatch.undo()
+            one.secondary.down = False
+            with pytest.raises(StoreUnavailableError, match="single_process"):
+                one.backend.check()
+            created(other.backend, create("c"))
 
 
 def test_it_is_brought_up_to_date_while_everybody_writes(two: Two) -> None:

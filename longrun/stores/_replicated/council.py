@@ -56,6 +56,8 @@ class Council:
         self.name = uuid.uuid4().hex
         self.trouble = "it is closed"
         """Why there is no term."""
+        self.company = False
+        """This process took itself to be alone and is not: it may not decide anything before it is opened again."""
         self.failovers = 0
         self.since = 0.0
         """When the last term began, by the monotonic clock."""
@@ -114,6 +116,8 @@ class Council:
 
     def decide(self) -> None:
         """At the start, and until it is known: find the newest term. Without one the store waits, and says why."""
+        if self.company:
+            raise StoreUnavailableError(KIND, self.trouble)
         reached: dict[str, Side] = {}
         records: dict[str, Term | None] = {}
         for name, side in self.sides.items():
@@ -237,11 +241,16 @@ class Council:
         newest = self._newer()
         if newest is None:
             return False
-        if self.rules.alone and newest.by != self.name:
-            self._wait("another process uses this pair, and single_process=True said that none does")
-            raise StoreUnavailableError(KIND, self.trouble)
+        self._refuse_company(newest)
         self._follow(newest)
         return True
+
+    def _refuse_company(self, newest: Term) -> None:
+        """A second process that takes itself to be alone has made a newer term: this one does nothing more."""
+        if self.rules.alone and newest.by != self.name:
+            self.company = True
+            self._wait("another process uses this pair, and single_process=True said that none does; open it again")
+            raise StoreUnavailableError(KIND, self.trouble)
 
     def follow_active(self) -> bool:
         """The same, as far as the active side knows: cheap enough for every commit to that side alone."""
@@ -299,6 +308,7 @@ class Council:
                 return False
             self._follow(new)
         stored = write_term(self.sides[active], new, self._clock.now())
+        self._refuse_company(stored)
         self._follow(stored)
         self._noted = stored.generation
         if stored == new and standby != BEHIND:
@@ -399,7 +409,7 @@ class Council:
         if not known:
             raise StoreUnavailableError(KIND, "neither side that answers has a record of this pair")
         name, newest = max(known.items(), key=lambda pair: pair[1].generation)
-        if len(records) < 2 and not force:
+        if self.company or (len(records) < 2 and not force):
             raise StoreUnavailableError(KIND, f"{self.trouble}")
         self._follow(newest)
         self.propose(name, BEHIND, tail=self.rules.asynchronous)

@@ -70,6 +70,7 @@ class ReadingBackend(StoreBackend):
                     self._witness.open()
             try:
                 with self._raising():
+                    self._council.company = False
                     self._council.decide()
                     self._council.announce()
             except LongrunError:
