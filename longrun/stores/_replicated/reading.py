@@ -23,7 +23,7 @@ from longrun.stores._replicated.lag import Lag
 from longrun.stores._replicated.mirror import Mirror
 from longrun.stores._replicated.side import LostError, Side
 from longrun.stores._replicated.term import RESERVED, Marks
-from longrun.stores._replicated.witness import Witness
+from longrun.stores._replicated.witness import DirectoryWitness, StoreWitness, Witness
 from longrun.stores.base import StoreBackend
 
 
@@ -62,6 +62,20 @@ class ReadingBackend(StoreBackend):
         self.poll_interval = min(primary.poll_interval, secondary.poll_interval)
 
     # life
+
+    @property
+    def creates(self) -> bool:
+        """Of whoever says no, neither a store nor the witness is made where there is none, and the pair stays as it is
+        until something is written."""
+        return not self._council.looks
+
+    @creates.setter
+    def creates(self, creates: bool) -> None:
+        self._council.looks = not creates
+        for side in self._sides:
+            side.backend.creates = creates
+        if isinstance(self._witness, DirectoryWitness | StoreWitness):
+            self._witness.creates = creates
 
     def open(self) -> None:
         with self._gate:
@@ -188,8 +202,7 @@ class ReadingBackend(StoreBackend):
             return side.read(call, *args, **options)
         except LostError as lost:
             with self._at_the_gate():
-                self._council.lost(lost)
-                side = self._council.active
+                side = self._council.instead(lost)
         with self._raising():
             return side.read(call, *args, **options)
 

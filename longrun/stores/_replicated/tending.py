@@ -116,14 +116,14 @@ class TendedBackend(ReplicatedBackend):
     # a round
 
     def check(self) -> None:
-        """Ask both sides how they are, and do what is due: fail over, join, hand back."""
+        """Ask both sides how they are, and do what is due: fail over, join, hand back. Whoever only looks follows."""
         with self._tending:
             health = [side.answers() for side in self._sides]
             with self._at_the_gate():
                 if self._council.term is None:
                     self._council.decide()
                 self._council.follow()
-            if self._council.term is None:
+            if self._council.term is None or self._council.looks:
                 return
             if not self._council.active.healthy:
                 self._look_at_active()
