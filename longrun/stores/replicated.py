@@ -5,6 +5,8 @@ Place in the life of an execution: claim, checkpoint, finish. Any two stores wil
 
 from __future__ import annotations
 
+import threading
+
 import anyio.to_thread
 
 from longrun.clock import SYSTEM_CLOCK, Clock
@@ -143,8 +145,14 @@ def _check_counts(**counts: object) -> None:
 def _check_seconds(**times: object) -> None:
     for name, value in times.items():
         never = value is None and name != "failover_reset"
-        if not never and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
-            raise ConfigError(name, value, "give a number of seconds")
+        if not never and (isinstance(value, bool) or not isinstance(value, int | float) or not _waits(name, value)):
+            more = "more than 0" if name == "health_interval" else "0 or more"
+            raise ConfigError(name, value, f"give a number of seconds, {more} and at most {threading.TIMEOUT_MAX:.0f}")
+
+
+def _waits(name: str, seconds: float) -> bool:
+    """Whether a thread can wait so long; between two rounds, whether it waits at all."""
+    return 0 <= seconds <= threading.TIMEOUT_MAX and (seconds > 0 or name != "health_interval")
 
 
 __all__ = [
