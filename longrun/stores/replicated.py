@@ -30,9 +30,10 @@ class ReplicatedCheckpointStore(CheckpointStore):
     active before it was brought up to date. `mode="async"`: a write is acknowledged when the active store has it, and
     is copied in order from a bounded queue; a full queue makes writers wait, nothing is dropped. What was not copied
     when the active store *and* this process died is missing after a failover (`status().lag` says how much that would
-    be). An execution that only the old store has is taken back from it when it returns, unless it was deleted. Where
-    both stores answer, the two exchange their parts (by hand, or back to the primary) only when everything on them was
-    compared, with every write of every process on both meanwhile: also what another process had in its queue is there.
+    be); closing copies it, or leaves the standby `behind`. An execution that only the old store has is taken back from
+    it when it returns, unless it was deleted. Where both stores answer, the two exchange their parts (by hand, or back
+    to the primary) only when everything on them was compared, with every write of every process on both meanwhile: also
+    what another process had in its queue is there.
 
     A store that comes back is not used as it is. Every new write reaches it first, then everything on the two is
     compared, and what differs is copied or deleted; `failback_after` seconds after it is level, the primary becomes
