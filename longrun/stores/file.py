@@ -83,6 +83,8 @@ class FileBackend(StoreBackend):
 
     def open(self) -> None:
         self._woken.clear()
+        if not self.creates and not os.path.lexists(self._path):
+            raise StoreUnavailableError(KIND, f"there is none at {self._path!r}")
         place = Place(self._path, self._disk)
         self._parts = _Parts(place, self._clock)
         try:

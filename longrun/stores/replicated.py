@@ -5,6 +5,8 @@ Place in the life of an execution: claim, checkpoint, finish. Any two stores wil
 
 from __future__ import annotations
 
+import threading
+
 import anyio.to_thread
 
 from longrun.clock import SYSTEM_CLOCK, Clock
@@ -28,9 +30,10 @@ class ReplicatedCheckpointStore(CheckpointStore):
     active before it was brought up to date. `mode="async"`: a write is acknowledged when the active store has it, and
     is copied in order from a bounded queue; a full queue makes writers wait, nothing is dropped. What was not copied
     when the active store *and* this process died is missing after a failover (`status().lag` says how much that would
-    be). An execution that only the old store has is taken back from it when it returns, unless it was deleted. Where
-    both stores answer, the two exchange their parts (by hand, or back to the primary) only when everything on them was
-    compared, with every write of every process on both meanwhile: also what another process had in its queue is there.
+    be); closing copies it, or leaves the standby `behind`. An execution that only the old store has is taken back from
+    it when it returns, unless it was deleted. Where both stores answer, the two exchange their parts (by hand, or back
+    to the primary) only when everything on them was compared, with every write of every process on both meanwhile: also
+    what another process had in its queue is there.
 
     A store that comes back is not used as it is. Every new write reaches it first, then everything on the two is
     compared, and what differs is copied or deleted; `failback_after` seconds after it is level, the primary becomes
@@ -49,7 +52,8 @@ class ReplicatedCheckpointStore(CheckpointStore):
       fail over nor drop a store. If the witness is away, work goes on as long as both stores answer; if the witness and
       a store are away, writes fail until one of them is back. The witness must not share a machine with a store.
     - With `single_process=True`, a store that cannot be reached counts as dead. That is right only if it is true that
-      nobody else writes; a second process that says the same is noticed within `health_interval`, not at once.
+      nobody else writes; a second process that says the same is noticed within `health_interval`, not at once. Then
+      the one that was first does nothing more before it is opened again.
     - With neither, `failover()` is a statement by whoever calls it: that no process still writes to the old active
       store, and that `status()` last showed the standby `level`. If either is wrong, two processes can both go on with
       one execution, and acknowledged writes can be lost: across a failover by hand I3 is not promised.
@@ -142,8 +146,14 @@ def _check_counts(**counts: object) -> None:
 def _check_seconds(**times: object) -> None:
     for name, value in times.items():
         never = value is None and name != "failover_reset"
-        if not never and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
-            raise ConfigError(name, value, "give a number of seconds")
+        if not never and (isinstance(value, bool) or not isinstance(value, int | float) or not _waits(name, value)):
+            more = "more than 0" if name == "health_interval" else "0 or more"
+            raise ConfigError(name, value, f"give a number of seconds, {more} and at most {threading.TIMEOUT_MAX:.0f}")
+
+
+def _waits(name: str, seconds: float) -> bool:
+    """Whether a thread can wait so long; between two rounds, whether it waits at all."""
+    return 0 <= seconds <= threading.TIMEOUT_MAX and (seconds > 0 or name != "health_interval")
 
 
 __all__ = [

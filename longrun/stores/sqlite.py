@@ -72,6 +72,8 @@ class SQLiteBackend(StoreBackend):
     # life
 
     def open(self) -> None:
+        if not self.creates and not os.path.lexists(self._file.path):
+            raise StoreUnavailableError(self.kind, f"there is none at {str(self._file.path)!r}")
         self._file.prepare()
         self._open = True
         try:

@@ -49,7 +49,7 @@ def fill(backend: StoreBackend) -> list[str]:
 
 
 def copy(source: Side, target: Side, ids: list[str]) -> None:
-    Copier(source, target, lambda _: None).agree(ids)
+    Copier(source, target, lambda *_: None).agree(ids)
 
 
 @pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])

@@ -62,6 +62,7 @@ def test_looking_makes_no_pair_where_there_is_none_and_sees_one_of_which_a_half_
     prepare(url, submitted("site", "x"))
     shutil.rmtree(tmp_path / "a")
     assert [one["id"] for one in read("list", "--store", url)["executions"]] == ["x"]
+    assert not (tmp_path / "a").exists()
 
 
 def test_doctor_looks_at_both(url: str, tmp_path: Path) -> None:
@@ -104,3 +105,21 @@ def test_relative_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
     assert found == (
         f"replicated:?primary=file:{tmp_path}/a%20b&secondary=sqlite:///{tmp_path}/b.db&witness=redis://h&mode=async"
     )
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_look_with_a_mistyped_secondary_changes_nothing(url: str, tmp_path: Path, there: bool) -> None:
+    """It is not made; and where there is an empty store, it is not taken for the secondary of the pair."""
+    prepare(url, submitted("site", "x"))
+    before = [file.read_text() for file in sorted((tmp_path / "w").iterdir())]
+    wrong = url.replace("b.db", "typo.db")
+    if there:
+        prepare(f"sqlite:///{tmp_path / 'typo.db'}")
+        assert "knows nothing of this pair" in call("list", "--store", wrong, code=5).stderr
+    else:
+        assert [one["id"] for one in read("list", "--store", wrong)["executions"]] == ["x"]
+        assert "not tried" in call("doctor", "--store", wrong).stdout
+    call("store", "failover", "--store", wrong, code=5)
+    assert (tmp_path / "typo.db").exists() is there
+    assert [file.read_text() for file in sorted((tmp_path / "w").iterdir())] == before
+    assert "the standby is level" in call("doctor", "--store", url).stdout

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import longrun.testing.conformance  # noqa: F401 -- first: it has the asserts of the next ones rewritten
 from longrun.errors import StoreUnavailableError
 from longrun.stored import Query
-from longrun.stores._replicated.term import RESERVED
+from longrun.stores._replicated.term import RESERVED, Term
 from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend
 from longrun.stores.memory import MemoryBackend
-from longrun.stores.replicated import ReplicatedCheckpointStore
+from longrun.stores.replicated import ReplicatedCheckpointStore, Witness
 from longrun.stores.sqlite import SQLiteBackend
 from longrun.testing.conformance_base import PATIENCE, beside, created, done, head_of, refused
 from longrun.testing.conformance_base import opened as _opened
@@ -26,6 +26,7 @@ __all__ = [
     "PATIENCE",
     "Pair",
     "Switch",
+    "Unreachable",
     "assert_equal",
     "beside",
     "created",
@@ -82,6 +83,30 @@ class Switch(InterposedBackend):
     def _check(self, call: str) -> None:
         if self.down or (self.full and call in WRITES):
             raise StoreUnavailableError(self.kind, "it is switched off" if self.down else "it is full")
+
+
+class Unreachable:
+    """A witness that can be cut off."""
+
+    def __init__(self, inner: Witness) -> None:
+        self.inner, self.down = inner, False
+
+    def _reach(self) -> Witness:
+        if self.down:
+            raise StoreUnavailableError("witness", "it is cut off")
+        return self.inner
+
+    def open(self) -> None:
+        self._reach().open()
+
+    def close(self) -> None:
+        pass
+
+    def read(self) -> Term | None:
+        return self._reach().read()
+
+    def propose(self, term: Term) -> bool:
+        return self._reach().propose(term)
 
 
 PAIRS = [("memory", "memory"), ("sqlite", "file"), ("file", "sqlite")]

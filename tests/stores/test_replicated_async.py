@@ -18,7 +18,18 @@ from longrun.stores.replicated import DirectoryWitness, ReplicatedCheckpointStor
 from longrun.stores.store import CheckpointStore
 from longrun.testing import StoreConformance
 from longrun.testing.samples import change, claim, create, owned, send, signal, step
-from tests.stores.replicated_tools import PATIENCE, Switch, assert_equal, beside, created, done, head_of, make, opened
+from tests.stores.replicated_tools import (
+    PATIENCE,
+    Switch,
+    Unreachable,
+    assert_equal,
+    beside,
+    created,
+    done,
+    head_of,
+    make,
+    opened,
+)
 
 
 @pytest.mark.thorough
@@ -192,6 +203,101 @@ async def test_closing_drains_and_may_be_done_twice() -> None:
     pair.backend.close()
     with pytest.raises(StoreUnavailableError):
         await store.create(create("late"))
+
+
+def broken(pair: Pair) -> Any:
+    """An open pair with one write in a queue that has given up: the standby is away."""
+    backend = pair.backend
+    backend.check()  # everything is compared once, at the start
+    created(backend, create("a"))
+    assert backend._lag.drain() is None
+    pair.secondary.down = True
+    created(backend, create("late"))
+    assert backend._lag.drain() is not None
+    return backend
+
+
+def test_a_queue_that_gave_up_goes_on_when_the_standby_is_back() -> None:
+    """With nothing written meanwhile: the next round sees to it."""
+    pair = Pair(strikes=2)
+    with opened(pair.backend):
+        backend = broken(pair)
+        pair.secondary.down = False
+        backend.check()
+        assert backend._lag.drain() is None
+        assert (pair.store.status().standby, pair.store.status().lag) == ("level", 0)
+        assert pair.secondary.load("late") is not None
+
+
+def test_a_standby_that_a_round_finds_away_is_not_called_level() -> None:
+    pair = Pair(strikes=2)
+    with opened(pair.backend):
+        broken(pair).check()
+        assert (pair.store.status().standby, pair.store.status().lag) == ("behind", 0)
+
+
+def test_a_standby_that_answers_and_takes_nothing_is_left_behind() -> None:
+    """A full disk pings and reads: the queue is tried once more, and then given up."""
+    pair = Pair(strikes=2)
+    with opened(pair.backend):
+        backend = broken(pair)
+        pair.secondary.down, pair.secondary.full = False, True
+        backend.check()
+        assert backend._lag.drain() is not None
+        with pytest.raises(StoreUnavailableError):  # it is joined at once, and cannot be told so
+            backend.check()
+        assert (pair.store.status().standby, pair.store.status().lag) == ("joining", 0)
+
+
+def test_closing_copies_what_a_standby_that_is_back_lacks() -> None:
+    pair = Pair(strikes=2)
+    with opened(pair.backend):
+        broken(pair)
+        pair.secondary.down = False
+    assert_equal(pair.primary, pair.secondary)
+
+
+def test_a_standby_that_is_away_at_the_end_does_not_become_active_afterwards(tmp_path: Path) -> None:
+    """I13: what it lacks was acknowledged, and the store was closed in good order."""
+    pair = Pair(strikes=2, single_process=False, witness=DirectoryWitness(tmp_path / "witness"))
+    with opened(pair.backend):
+        broken(pair)
+    pair.secondary.down, pair.primary.down = False, True
+    with opened(pair.again().backend) as backend:
+        with pytest.raises(StoreUnavailableError, match="not open"):
+            backend.load("late")
+        pair.primary.down = False
+        backend.check()
+        assert backend.load("late") is not None
+    assert_equal(pair.primary, pair.secondary)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_queue_that_gave_up_needs_no_witness_to_go_on(tmp_path: Path, looks: bool) -> None:
+    """Both stores answer again, so work goes on, whether a round comes first or a write."""
+    witness = Unreachable(DirectoryWitness(tmp_path / "witness"))
+    pair = Pair(strikes=2, single_process=False, witness=witness)
+    with opened(pair.backend):
+        backend = broken(pair)
+        pair.secondary.down, witness.down = False, True
+        if looks:
+            backend.check()
+        created(backend, create("more"))
+        assert backend._lag.drain() is None
+        assert pair.secondary.load("more") is not None
+        witness.down = False
+    assert_equal(pair.primary, pair.secondary)
+
+
+def test_closing_says_what_neither_the_standby_nor_the_witness_could_be_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    witness = Unreachable(DirectoryWitness(tmp_path / "witness"))
+    pair = Pair(strikes=2, single_process=False, witness=witness)
+    with opened(pair.backend):
+        broken(pair)
+        witness.down = True
+    assert "replica.not_copied" in caplog.text
 
 
 class Neighbours:

@@ -385,7 +385,7 @@ def copier() -> tuple[Damaged, Damaged, Copier]:
     sides = Side("primary", source), Side("secondary", target)
     for side in sides:
         side.open()
-    return source, target, Copier(*sides, lambda _: None)
+    return source, target, Copier(*sides, lambda *_: None)
 
 
 def test_an_older_copy_is_better_than_none() -> None:
@@ -492,7 +492,7 @@ def test_what_is_deleted_while_it_is_copied_is_nothing_to_copy(monkeypatch: pyte
         assert side.open()
     source.write("commit", [create("a")])
     monkeypatch.setattr(source.backend, "boundaries", lambda *args, **page: [])
-    assert Copier(source, target, lambda _: None)._batches("a") == []
+    assert Copier(source, target, lambda *_: None)._batches("a") == []
 
 
 def test_a_defect_while_copying_leaves_the_standby_behind_and_the_queue_at_work(
@@ -508,6 +508,8 @@ def test_a_defect_while_copying_leaves_the_standby_behind_and_the_queue_at_work(
         pair.commit([create("a")])
         pair._lag.drain()
         assert pair._lag.broken is not None
+        pair.commit([create("b")])  # it goes on: the side answers
+        pair._lag.drain()
         monkeypatch.undo()
-        pair.commit([create("b")])
+        pair.commit([create("c")])
         assert pair.status().standby == BEHIND

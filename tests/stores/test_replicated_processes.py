@@ -23,6 +23,7 @@ from longrun.testing.samples import claim, create, owned, send, step
 from tests.stores.replicated_tools import (
     PATIENCE,
     Switch,
+    Unreachable,
     assert_equal,
     beside,
     created,
@@ -31,30 +32,6 @@ from tests.stores.replicated_tools import (
     opened,
     refused,
 )
-
-
-class Unreachable:
-    """A witness that can be cut off."""
-
-    def __init__(self, inner: Witness) -> None:
-        self.inner, self.down = inner, False
-
-    def _reach(self) -> Witness:
-        if self.down:
-            raise StoreUnavailableError("witness", "it is cut off")
-        return self.inner
-
-    def open(self) -> None:
-        self._reach().open()
-
-    def close(self) -> None:
-        pass
-
-    def read(self) -> Term | None:
-        return self._reach().read()
-
-    def propose(self, term: Term) -> bool:
-        return self._reach().propose(term)
 
 
 class Process:
@@ -159,6 +136,14 @@ def test_a_store_that_cannot_be_shared_is_no_witness() -> None:
     [
         ({"failover_reset": None}, "a number of seconds"),
         ({"failover_reset": -1.0}, "a number of seconds"),
+        ({"failover_reset": float("inf")}, "a number of seconds"),
+        ({"failback_after": float("nan")}, "a number of seconds"),
+        ({"failback_after": 1e12}, "a number of seconds, 0 or more and at most"),
+        ({"health_interval": 0}, "a number of seconds, more than 0 and at most"),
+        ({"health_interval": float("inf")}, "a number of seconds"),
+        ({"health_interval": float("nan")}, "a number of seconds"),
+        ({"health_interval": 1e12}, "a number of seconds"),
+        ({"health_interval": True}, "a number of seconds"),
         ({"max_failovers": -1}, "from 0 on"),
         ({"strikes": 0}, "from 1 on"),
     ],
@@ -369,11 +354,35 @@ def test_a_second_single_process_is_found_out(stores: tuple[StoreBackend, StoreB
     one, other = Process(stores, None, single_process=True), Process(stores, None, single_process=True)
     with opened(one.backend), opened(other.backend):
         created(other.backend, create("a"))
-        with pytest.raises(StoreUnavailableError, match="single_process"):
-            one.backend.check()
-        with pytest.raises(StoreUnavailableError, match="single_process"):
-            one.backend.commit([create("b")])
+        for _ in range(3):  # it does not forget
+            with pytest.raises(StoreUnavailableError, match="single_process"):
+                one.backend.check()
+            with pytest.raises(StoreUnavailableError, match="single_process"):
+                one.backend.commit([create("b")])
+        for force in (False, True):
+            with pytest.raises(StoreUnavailableError, match="single_process"):
+                one.backend.failover(force=force)
         created(other.backend, create("c"))
+    with opened(one.backend):
+        created(one.backend, create("b"))
+
+
+def test_a_single_process_finds_a_second_one_when_it_changes_the_term(
+    stores: tuple[StoreBackend, StoreBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its next round, since a store is away."""
+    one, other = Process(stores, None, single_process=True), Process(stores, None, single_process=True)
+    with opened(one.backend):
+        monkeypatch.setattr(one.backend._council, "newest", lambda: None)  # the other comes just after it has looked
+        with opened(other.backend):
+            one.secondary.down = True
+            with pytest.raises(StoreUnavailableError, match="single_process"):
+                one.backend.commit([create("b")])
+            monkeypatch.undo()
+            one.secondary.down = False
+            with pytest.raises(StoreUnavailableError, match="single_process"):
+                one.backend.check()
+            created(other.backend, create("c"))
 
 
 def test_it_is_brought_up_to_date_while_everybody_writes(two: Two) -> None:

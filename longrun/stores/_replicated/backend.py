@@ -16,7 +16,7 @@ from longrun.stored import Claim, Create, Loaded, Owner, Write
 from longrun.stores._replicated.mirror import MovedError, alike
 from longrun.stores._replicated.reading import ReadingBackend
 from longrun.stores._replicated.side import LostError, Side
-from longrun.stores._replicated.term import bury
+from longrun.stores._replicated.term import bury, marks_of
 from longrun.stores.base import Answer
 
 
@@ -50,18 +50,21 @@ class ReplicatedBackend(ReadingBackend):
             self._council.lost(lost)
             return self._part(part)
         told = [n for n in range(len(part)) if made.get(n) is not False]
+        rest = [n for n in told if n not in made]
         try:
+            self._watch(standby)
             there = made | _answers(standby, part, told)
         except LostError as lost:
             self._council.dropped(lost)
             return self._without(active, part, made)
         try:
-            here = made | _answers(active, part, [n for n in range(len(part)) if n not in made])
+            here = made | _answers(active, part, rest)
         except LostError as lost:
             self._suspects |= {part[n].id for n in told}
             self._council.lost(lost)
             here = there
-        odd = [part[n].id for n in told if part[n].id in self._suspects or not alike(here[n], there[n])]
+        odd = self._disturbed(active, standby, [part[n].id for n in rest])
+        odd += [part[n].id for n in told if part[n].id in self._suspects or not alike(here[n], there[n])]
         if odd or self._council.active is not active:
             here = self._settled(active, odd or [write.id for write in part], here, there)
         return [here[n] for n in range(len(part))]
@@ -174,12 +177,14 @@ class ReplicatedBackend(ReadingBackend):
             return self._delete(tuple(ids))
 
     def _delete(self, ids: tuple[str, ...]) -> list[bool]:
-        active, there = self._council.active, None
+        active, standby, there = self._council.active, self._council.standby, None
+        joins = self._council.joins  # then a copy that another process makes anew, where there was none, has no mark
         if not self._council.mirrors:
             bury(active, ids, self._clock.now())
         elif self._council.in_step:
             try:
-                there = self._council.standby.write("delete", ids)
+                self._watch(standby)
+                there = standby.write("delete", ids)
             except LostError as lost:
                 self._council.dropped(lost)
                 return self._delete(ids)
@@ -187,13 +192,53 @@ class ReplicatedBackend(ReadingBackend):
             here: list[bool] = active.write("delete", ids)
         except LostError as lost:
             self._council.lost(lost)
-            return self._delete(ids) if there is None else list(there)
-        if there is not None and there != here:
+            if there is None:
+                return self._delete(ids)
+            if joins:
+                raise lost.error from None
+            self._disturbed(active, standby, list(ids))
+            return list(there)
+        if there is not None and (self._disturbed(active, standby, list(ids)) or joins or there != here):
             self._settled(active, list(ids), {}, {})
         elif there is None and self._stale(active, list(ids)):
             return [a or b for a, b in zip(here, self._delete(ids), strict=True)]
         self._later(len(ids), lambda standby: self._mirror.delete(standby, ids, here))
         return here
+
+    # others who repair the standby
+
+    def _watch(self, standby: Side) -> None:
+        """Before a write to the standby: know its marks. Those that were seen at the last write will do."""
+        generation = self._council.generation
+        if not self._rules.alone and (self._watched is None or self._watched[0] != generation):
+            self._watched = generation, marks_of(standby)
+
+    def _disturbed(self, active: Side, standby: Side, ids: list[str]) -> list[str]:
+        """After the standby was written to and then the active side: what another process may have replaced on the
+        standby in between, by what the active side had before. Such an execution is made equal again; if the standby
+        has become active meanwhile, nobody knows what it has, and whoever writes must do it again.
+
+        A repairer marks, then reads the active side for its copy, then compares, then removes its mark. If its mark is
+        there now, or came and went since the marks were last seen, it is noticed here. If it went before that, it was
+        done when the standby was written to. If it comes later, the copy is read when the active side has the write.
+        """
+        if not ids or self._rules.alone:
+            return []
+        try:
+            found = self._marked_since(standby, ids)
+        except LostError as lost:
+            if self._council.standby is standby:
+                self._council.dropped(lost)
+            found = ids
+        if found and self._council.active is not active:
+            raise StoreUnavailableError(self.kind, "the active side was lost while another process repaired the other")
+        return found
+
+    def _marked_since(self, standby: Side, ids: list[str]) -> list[str]:
+        assert self._watched is not None
+        (generation, before), now = self._watched, marks_of(standby)
+        self._watched = generation, now
+        return list(ids) if now.number != before.number else [id for id in ids if id in now.ids]
 
     # the standby
 
@@ -202,10 +247,9 @@ class ReplicatedBackend(ReadingBackend):
         if self._council.in_step or not self._council.mirrors or not weight:
             return
         active, standby = self._council.active, self._council.standby
-        lost = self._lag.put(weight, lambda: self._copy(active, standby, copy))
-        if lost is not None:
-            self._council.dropped(lost)
-            self._lag.clear()
+        while self._lag.put(weight, lambda: self._copy(active, standby, copy)) is not None:
+            if not self._go_on_copying():
+                return
 
     def _copy(self, active: Side, standby: Side, copy: Callable[[Side], list[str]]) -> None:
         """In the thread of the queue."""
@@ -247,6 +291,7 @@ class ReplicatedBackend(ReadingBackend):
         try:
             self._mirror.agree(active, standby, ids)
             self._suspects.difference_update(ids)
+            self._watched = None
         except LostError as lost:
             if lost.side is active:
                 raise

@@ -28,8 +28,9 @@ CLEARED = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
 class Copier:
     """Makes executions at `target` equal to those at `source`."""
 
-    def __init__(self, source: Side, target: Side, allowed: Callable[[str], None]) -> None:
-        """`allowed` raises when the sides may have changed their parts: it is asked before a copy is replaced."""
+    def __init__(self, source: Side, target: Side, allowed: Callable[[str, bool], None]) -> None:
+        """`allowed` raises when the sides may have changed their parts: it is asked before a copy is made, and told
+        whether it replaces another."""
         self._source, self._target = source, target
         self._allowed = allowed
         self._log = get_logger(store="replicated")
@@ -45,7 +46,7 @@ class Copier:
                 if self._same(id):
                     break
                 head = self._head(id)
-                self._allowed(id)
+                self._allowed(id, head is not None)
                 if self._cleared(id, head):
                     self._place(id)
             else:

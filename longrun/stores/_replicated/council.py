@@ -56,6 +56,12 @@ class Council:
         self.name = uuid.uuid4().hex
         self.trouble = "it is closed"
         """Why there is no term."""
+        self.company = False
+        """This process took itself to be alone and is not: it may not decide anything before it is opened again."""
+        self.looks = False
+        """This process only looks at the pair, or writes a little to it: it decides nothing before it writes."""
+        self._owed = False
+        """It has seen that the standby is not what the term says, and has to say so before it writes."""
         self.failovers = 0
         self.since = 0.0
         """When the last term began, by the monotonic clock."""
@@ -72,6 +78,10 @@ class Council:
     @property
     def automatic(self) -> bool:
         return self._witness is not None or self.rules.alone
+
+    @property
+    def generation(self) -> int:
+        return self._ruling().generation
 
     @property
     def active(self) -> Side:
@@ -93,6 +103,11 @@ class Council:
         standby = self._ruling().standby
         return standby == JOINING or (standby == LEVEL and not self.rules.asynchronous)
 
+    @property
+    def joins(self) -> bool:
+        """Whether the two are being compared, by this process or another."""
+        return self._ruling().standby == JOINING
+
     def _ruling(self) -> Term:
         if self.term is None:
             raise StoreUnavailableError(KIND, self.trouble)
@@ -105,6 +120,8 @@ class Council:
 
     def decide(self) -> None:
         """At the start, and until it is known: find the newest term. Without one the store waits, and says why."""
+        if self.company:
+            raise StoreUnavailableError(KIND, self.trouble)
         reached: dict[str, Side] = {}
         records: dict[str, Term | None] = {}
         for name, side in self.sides.items():
@@ -121,7 +138,7 @@ class Council:
             newest = self._pair(reached)
             records = dict.fromkeys(reached, newest)
         self._check_pair(newest, records)
-        if None in records.values() and all(map(_empty, reached.values())):
+        if None in records.values() and not self.looks and all(map(_empty, reached.values())):
             records = {name: write_term(side, newest, self._clock.now()) for name, side in reached.items()}
         unseen = [name for name in self.sides if name not in reached]
         lonely = newest.standby != LEVEL and newest.active in reached
@@ -136,14 +153,15 @@ class Council:
 
     def _introduce(self, newest: Term) -> None:
         """A witness that was given to a pair of long standing: both sides answer, so this is what there is to know."""
-        if self._witness is not None:
+        if self._witness is not None and not self.looks:
             with contextlib.suppress(StoreUnavailableError):
                 if self._witness.read() is None:
                     self._witness.propose(newest)
 
     def announce(self) -> None:
         """A term of this process's own, so that a second one that takes itself to be alone is found out."""
-        if self.rules.alone and self.term is not None and all(side.healthy for side in self.sides.values()):
+        alone = self.rules.alone and not self.looks
+        if alone and self.term is not None and all(side.healthy for side in self.sides.values()):
             self.propose(self.term.active, self.term.standby)
 
     def _told(self) -> Term | None:
@@ -159,6 +177,8 @@ class Council:
 
     def _pair(self, reached: dict[str, Side]) -> Term:
         """The first time: the primary is active, and the secondary must be empty."""
+        if self.looks:
+            raise StoreUnavailableError(KIND, "the two stores are no pair yet")
         if len(reached) < 2:
             raise StoreUnavailableError(KIND, "both stores must answer when they become a pair")
         primary, secondary = reached["primary"], reached["secondary"]
@@ -180,6 +200,10 @@ class Council:
                 raise StoreSettingsError(KIND, f"the {name} belongs to another pair of stores")
             if record is None and not _empty(self.sides[name]):
                 raise StoreSettingsError(KIND, f"the {name} has executions of its own; give an empty store")
+            if record is None and self.looks and (name == newest.active or newest.standby != BEHIND):
+                raise StoreSettingsError(
+                    KIND, f"the {name} knows nothing of this pair; if it is the right one, let a worker take it in"
+                )
 
     def _refuse_old(self, newest: Term, records: dict[str, Term | None]) -> None:
         """A side with an older term, or with none, missed something: it is not used before it is brought up to date."""
@@ -189,19 +213,23 @@ class Council:
             self._log.warning("replica.old", side=active.name, generation=newest.generation)
             if standby.name not in current or newest.standby != LEVEL:
                 self._rewrite(active, newest, records)
-            elif self.automatic:
+            elif self.automatic and not self.looks:
                 self.propose(standby.name, BEHIND)
             else:
                 self._wait(f"the {active.name} is older than generation {newest.generation}; call failover()")
         elif standby.name in records and standby.name not in current and newest.standby == LEVEL:
             self._log.warning("replica.old", side=standby.name, generation=newest.generation)
-            self.propose(active.name, BEHIND)
+            if self.looks:
+                self._owed = True
+            else:
+                self.propose(active.name, BEHIND)
 
     def _rewrite(self, active: Side, newest: Term, records: dict[str, Term | None]) -> None:
         """The witness knows a term that was not written down before a crash: nothing was acknowledged under it."""
         record = records[active.name]
         if record is not None and newest.generation - record.generation == 1:
-            write_term(active, newest, self._clock.now())
+            if not self.looks:  # `note` does it before a write
+                write_term(active, newest, self._clock.now())
         else:
             self._wait(f"the {active.name} is older than generation {newest.generation}; failover() with force decides")
 
@@ -228,11 +256,16 @@ class Council:
         newest = self._newer()
         if newest is None:
             return False
-        if self.rules.alone and newest.by != self.name:
-            self._wait("another process uses this pair, and single_process=True said that none does")
-            raise StoreUnavailableError(KIND, self.trouble)
+        self._refuse_company(newest)
         self._follow(newest)
         return True
+
+    def _refuse_company(self, newest: Term) -> None:
+        """A second process that takes itself to be alone has made a newer term: this one does nothing more."""
+        if self.rules.alone and newest.by != self.name:
+            self.company = True
+            self._wait("another process uses this pair, and single_process=True said that none does; open it again")
+            raise StoreUnavailableError(KIND, self.trouble)
 
     def follow_active(self) -> bool:
         """The same, as far as the active side knows: cheap enough for every commit to that side alone."""
@@ -255,6 +288,8 @@ class Council:
     def note(self) -> None:
         """Before a write: a term of which only the witness knows, since it could not be written down, or since whoever
         proposed it has died, is stored on its active side."""
+        if self._owed:
+            self.propose(self.active.name, BEHIND)
         term = self.term
         if term is None or term.generation <= self._noted:
             return
@@ -270,7 +305,7 @@ class Council:
     def _follow(self, term: Term) -> None:
         if term.by != self.name and term.standby != BEHIND:
             self.compared()
-        self.term, self.trouble, self.since = term, "", self._clock.monotonic()
+        self.term, self.trouble, self.since, self._owed = term, "", self._clock.monotonic(), False
         self._log.info("replica.term", generation=term.generation, active=term.active, standby=term.standby)
 
     # changes made here
@@ -290,6 +325,7 @@ class Council:
                 return False
             self._follow(new)
         stored = write_term(self.sides[active], new, self._clock.now())
+        self._refuse_company(stored)
         self._follow(stored)
         self._noted = stored.generation
         if stored == new and standby != BEHIND:
@@ -314,6 +350,17 @@ class Council:
             raise StoreUnavailableError(KIND, f"it failed over {self.failovers} times; failover() does it once more")
         self._refuse_mended(other)
         self._switch_to(other, lost)
+
+    def instead(self, lost: LostError) -> Side:
+        """Who answers a reader whom the active side does not. For whoever only looks that is a standby that is level,
+        as it is: nobody fails over because of a look."""
+        if not self.looks:
+            self.lost(lost)
+            return self.active
+        self.follow()
+        if lost.side is self.active and self._ruling().standby != LEVEL:
+            raise lost.error
+        return self.standby if lost.side is self.active else self.active
 
     def _refuse_mended(self, side: Side) -> None:
         """A copy that was being replaced when its process died lacks what was acknowledged."""
@@ -390,7 +437,7 @@ class Council:
         if not known:
             raise StoreUnavailableError(KIND, "neither side that answers has a record of this pair")
         name, newest = max(known.items(), key=lambda pair: pair[1].generation)
-        if len(records) < 2 and not force:
+        if self.company or (len(records) < 2 and not force):
             raise StoreUnavailableError(KIND, f"{self.trouble}")
         self._follow(newest)
         self.propose(name, BEHIND, tail=self.rules.asynchronous)

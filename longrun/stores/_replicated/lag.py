@@ -1,8 +1,9 @@
 """The queue of asynchronous replication: bounded, in order, and never dropped.
 
 Place in the life of an execution: checkpoint; after the acknowledgement, before the copy. Whoever adds to a full queue
-waits. A copy that fails is tried again; after some tries the queue is `broken`: whoever holds the gate then takes the
-standby out of the pair, and everything in the queue comes over when it is brought up to date.
+waits. A copy that fails is tried again; after some tries the queue is `broken`. Whoever holds the gate then goes on
+with it if the standby answers again, and takes the standby out of the pair if it does not, or if that did not help:
+everything in the queue comes over when it is brought up to date.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Lag:
         """Writes that are acknowledged and not copied yet."""
         self.errors = 0
         self.broken: LostError | None = None
+        self.resumed = False
+        """It was broken, and nothing has been copied since it was told to go on."""
 
     def start(self) -> None:
         self._stopping.clear()
@@ -60,18 +63,18 @@ class Lag:
     def resume(self) -> None:
         """Try again what could not be copied."""
         with self._changed:
-            self.broken = None
+            self.broken, self.resumed = None, self.resumed or self.broken is not None
             self._changed.notify_all()
 
     def clear(self) -> None:
         """The standby is out of the pair: what is queued will come over with the rest."""
         with self._changed:
             self._items.clear()
-            self.depth, self.broken = 0, None
+            self.depth, self.broken, self.resumed = 0, None, False
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Copy what is queued, then end the thread. What cannot be copied is copied when the pair is opened again."""
+        """Copy what is queued, then end the thread. Whoever calls has seen to what cannot be copied."""
         if self._thread is None:
             return
         self.drain()
@@ -95,6 +98,7 @@ class Lag:
                 elif self._items and self._items[0] is item:  # unless the queue was cleared meanwhile
                     self._items.popleft()
                     self.depth -= item[0]
+                    self.resumed = False
                 self._changed.notify_all()
 
     def _copied(self, copy: Callable[[], None]) -> LostError | None:

@@ -7,7 +7,7 @@ ids about which the two sides do not agree; the caller has them made equal befor
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
@@ -15,7 +15,7 @@ from longrun.clock import Clock
 from longrun.stored import Claim, Loaded, Owner, Write
 from longrun.stores._replicated.copying import Copier
 from longrun.stores._replicated.side import Side
-from longrun.stores._replicated.term import mend, mended
+from longrun.stores._replicated.term import mark, marks_of, mend, mended
 from longrun.stores.base import Answer
 
 
@@ -26,11 +26,11 @@ class MovedError(Exception):
 class Mirror:
     """Writes to a standby. One repair at a time."""
 
-    def __init__(self, overtaken: Callable[[], bool], marks: Callable[[], bool], clock: Clock) -> None:
-        """`overtaken` says whether another process has changed the term; `marks`, whether the standby may become active
-        as it is, so that a copy which is being replaced must be marked: it is not there for a moment, in which this
-        process can die."""
-        self._overtaken, self._marks, self._clock = overtaken, marks, clock
+    def __init__(self, who: str, overtaken: Callable[[], bool], marks: Callable[[], bool], clock: Clock) -> None:
+        """`who` names this process; `overtaken` says whether another one has changed the term; `marks`, whether the
+        standby may become active as it is, so that also a copy of something new must be marked: it is not whole for a
+        moment, in which this process can die."""
+        self._who, self._overtaken, self._marks, self._clock = who, overtaken, marks, clock
         self._repairing = threading.RLock()
         self.copied = 0
         self.unreadable: set[str] = set()
@@ -40,29 +40,41 @@ class Mirror:
             raise MovedError
 
     def agree(self, source: Side, target: Side, ids: Sequence[str]) -> None:
-        """Make the executions at `target` what they are at `source`."""
-        marked: set[str] = set()
+        """Make the executions at `target` what they are at `source`. A process that writes to the target first and to
+        the source second finds the mark (`ReplicatedBackend._disturbed`): its first write may have been replaced."""
+        marks: dict[str, str] = {}
 
-        def allowed(id: str) -> None:
+        def allowed(id: str, replaces: bool) -> None:
             self._check()
-            if id not in marked and self._marks():
-                mend(target, id, self._clock.now())
-                marked.add(id)
+            if id not in marks and (replaces or self._marks()):
+                marks[id] = mark(id, self._who)
+                mend(target, [marks[id]], self._clock.now())
 
         with self._repairing:
             copier = Copier(source, target, allowed)
             try:
-                copier.agree(dict.fromkeys(ids))
+                left = list(dict.fromkeys(ids))
+                while left:
+                    copier.agree(left)
+                    left = self._marked_again(target, marks)
             finally:
                 self.copied += copier.copied
                 self.unreadable |= copier.unreadable
-            if marked:
-                mended(target, marked, self._clock.now())
+            if marks:
+                mended(target, marks.values(), self._clock.now())
+
+    def _marked_again(self, target: Side, marks: Mapping[str, str]) -> list[str]:
+        """Executions whose mark is gone: another process took this one for dead. A comparison counts only if its mark
+        was there from before what was replaced until after it; so they are compared once more, under a new mark."""
+        there = marks_of(target).keys if marks else frozenset()
+        gone = [id for id, mark in marks.items() if mark not in there]
+        mend(target, [marks[id] for id in gone], self._clock.now())
+        return gone
 
     def adopt(self, source: Side, target: Side, id: str) -> None:
         """Give `target` what only `source` has."""
         with self._repairing:
-            Copier(source, target, lambda _: self._check()).adopt(id)
+            Copier(source, target, lambda *_: self._check()).adopt(id)
 
     def writes(self, target: Side, batch: Sequence[Write], answers: Sequence[Answer]) -> list[str]:
         there = target.write("commit", batch)

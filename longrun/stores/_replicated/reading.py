@@ -22,8 +22,8 @@ from longrun.stores._replicated.council import KIND, Council, Rules
 from longrun.stores._replicated.lag import Lag
 from longrun.stores._replicated.mirror import Mirror
 from longrun.stores._replicated.side import LostError, Side
-from longrun.stores._replicated.term import RESERVED
-from longrun.stores._replicated.witness import Witness
+from longrun.stores._replicated.term import RESERVED, Marks
+from longrun.stores._replicated.witness import DirectoryWitness, StoreWitness, Witness
 from longrun.stores.base import StoreBackend
 
 
@@ -44,7 +44,7 @@ class ReadingBackend(StoreBackend):
         self._witness, self._rules, self._clock = witness, rules, clock
         self._council = Council(self._sides, witness, rules, clock)
         self._council.before_switch = self._bring_over
-        self._mirror = Mirror(self._council.overtaken, self._council.marks, clock)
+        self._mirror = Mirror(self._council.name, self._council.overtaken, self._council.marks, clock)
         self._lag = Lag(queue_limit, rules.strikes)
         self._council.compared = self._lag.clear
         self._gate = threading.RLock()
@@ -54,12 +54,28 @@ class ReadingBackend(StoreBackend):
         self._switching = False
         self._suspects: set[str] = set()
         """What the standby has and the active side refused to answer for: compared before it is written again."""
+        self._watched: tuple[int, Marks] | None = None
+        """The marks of the standby when they were last seen, and the generation in which that was."""
         self._log = get_logger(store=KIND)
         self.durable = primary.durable and secondary.durable
         self.fenced = primary.fenced and secondary.fenced
         self.poll_interval = min(primary.poll_interval, secondary.poll_interval)
 
     # life
+
+    @property
+    def creates(self) -> bool:
+        """Of whoever says no, neither a store nor the witness is made where there is none, and the pair stays as it is
+        until something is written."""
+        return not self._council.looks
+
+    @creates.setter
+    def creates(self, creates: bool) -> None:
+        self._council.looks = not creates
+        for side in self._sides:
+            side.backend.creates = creates
+        if isinstance(self._witness, DirectoryWitness | StoreWitness):
+            self._witness.creates = creates
 
     def open(self) -> None:
         with self._gate:
@@ -68,6 +84,7 @@ class ReadingBackend(StoreBackend):
                     self._witness.open()
             try:
                 with self._raising():
+                    self._council.company = False
                     self._council.decide()
                     self._council.announce()
             except LongrunError:
@@ -80,10 +97,11 @@ class ReadingBackend(StoreBackend):
                 self._lag.start()
 
     def close(self) -> None:
-        """What is queued is copied first."""
+        """What is queued is copied first; a standby that cannot be given it is `behind`."""
         if not self._opened:
             return
         self._opened = False
+        self._finish_copying()
         self._lag.stop()
         with self._gate:
             self._close_sides()
@@ -146,6 +164,36 @@ class ReadingBackend(StoreBackend):
         if lost is not None:
             raise lost
 
+    def _go_on_copying(self) -> bool:
+        """Whether the queue goes on. One that is broken does if the side that was lost answers again; it is given up,
+        together with the standby, if that did not help before: a standby that lacks something is not level for long."""
+        lost = self._lag.broken
+        if lost is None:
+            return True
+        if self._lag.resumed or not lost.side.answers():
+            self._leave_out(lost)
+            return False
+        self._lag.resume()
+        return True
+
+    def _leave_out(self, lost: LostError) -> None:
+        self._council.dropped(lost)
+        self._lag.clear()
+
+    def _finish_copying(self) -> None:
+        """At the end: the standby gets what is queued, or the term says that it has not got it."""
+        if self._lag.drain() is None:
+            return
+        self._lag.resume()
+        lost = self._lag.drain()
+        if lost is None:
+            return
+        try:
+            with self._at_the_gate():
+                self._leave_out(lost)
+        except LongrunError as error:  # nobody can be told: the next to open the pair compares everything
+            self._log.warning("replica.not_copied", writes=self._lag.depth, error=type(error).__name__)
+
     # readers
 
     def _read(self, call: str, *args: Any, **options: Any) -> Any:
@@ -154,8 +202,7 @@ class ReadingBackend(StoreBackend):
             return side.read(call, *args, **options)
         except LostError as lost:
             with self._at_the_gate():
-                self._council.lost(lost)
-                side = self._council.active
+                side = self._council.instead(lost)
         with self._raising():
             return side.read(call, *args, **options)
 

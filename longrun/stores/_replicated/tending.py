@@ -25,9 +25,10 @@ from longrun.stores._replicated.term import (
     JOINING,
     LEVEL,
     RESERVED,
-    being_mended,
+    Marks,
     forget,
     last_sign,
+    marks_of,
     mended,
     sign_of_life,
     tombstones,
@@ -115,17 +116,19 @@ class TendedBackend(ReplicatedBackend):
     # a round
 
     def check(self) -> None:
-        """Ask both sides how they are, and do what is due: fail over, join, hand back."""
+        """Ask both sides how they are, and do what is due: fail over, join, hand back. Whoever only looks follows."""
         with self._tending:
             health = [side.answers() for side in self._sides]
             with self._at_the_gate():
                 if self._council.term is None:
                     self._council.decide()
                 self._council.follow()
-            if self._council.term is None:
+            if self._council.term is None or self._council.looks:
                 return
             if not self._council.active.healthy:
                 self._look_at_active()
+            with self._at_the_gate():
+                self._go_on_copying()
             if all(health) and self._due_to_join():
                 self._resync()
             elif all(health):
@@ -137,11 +140,11 @@ class TendedBackend(ReplicatedBackend):
         after the death of a process that replaced a copy."""
         with self._at_the_gate():
             council = self._council
-            left = being_mended(council.standby) if council.marks() else frozenset[str]()
-            if ids := self._suspects | left:
+            left = marks_of(council.standby) if council.marks() else Marks()
+            if ids := self._suspects | left.ids:
                 self._agree_again(sorted(ids))
-            if left and council.marks():
-                mended(council.standby, left, self._clock.now())
+            if left.keys and council.marks():
+                mended(council.standby, left.keys, self._clock.now())
 
     def _look_at_active(self) -> None:
         side = self._council.active
@@ -206,6 +209,7 @@ class TendedBackend(ReplicatedBackend):
             joined, tail = council.term, council.term.tail
         try:
             with self._raising():
+                marks = [(side, marks_of(side).keys) for side in (active, standby)]
                 self._compare(active, standby, adopt=tail)
         except MovedError:  # another process changed the term: the next round sees what is due
             if exchange:
@@ -223,8 +227,8 @@ class TendedBackend(ReplicatedBackend):
             elif joined.standby == JOINING:
                 council.propose(active.name, LEVEL, tail=False)
             forget(active, tombstones(active), self._clock.now())
-            for side in (active, standby):
-                mended(side, being_mended(side), self._clock.now())
+            for side, left in marks:
+                mended(side, left, self._clock.now())
         self._recheck = False
         self._suspects.clear()
         self._log.info("replica.level", side=standby.name)
@@ -264,6 +268,7 @@ class TendedBackend(ReplicatedBackend):
             if self._council.active is not active:
                 raise MovedError
             self._mirror.agree(active, standby, [id])
+            self._watched = None
 
 
 def _pairs(one: Side, two: Side) -> Iterator[Pair]:

@@ -117,19 +117,42 @@ def forget(side: Side, ids: Iterable[str], now: float) -> None:
     _strike(side, GONE_ID, ids, now)
 
 
+@frozen(kw_only=True)
+class Marks:
+    """What is being replaced on a side, by whom. Every repairer sets marks of its own, and another process removes one
+    only after it has made the execution equal itself."""
+
+    number: int = -1
+    """Grows with every mark that is set or removed."""
+    keys: frozenset[str] = frozenset()
+
+    @property
+    def ids(self) -> frozenset[str]:
+        return frozenset(key.partition("/")[0] for key in self.keys)
+
+
+def mark(id: str, who: str) -> str:
+    return f"{id}/{who}"  # no id has a slash
+
+
+def marks_of(side: Side) -> Marks:
+    loaded: Loaded | None = side.read_whole("load", MENDED_ID)
+    return Marks() if loaded is None else Marks(number=loaded.head.revision, keys=frozenset(loaded.entries))
+
+
 def being_mended(side: Side) -> frozenset[str]:
     """Ids whose copies here are being replaced, or were when a process died: they may be missing, or half there."""
-    return _noted(side, MENDED_ID)
+    return marks_of(side).ids
 
 
-def mend(side: Side, id: str, now: float) -> None:
-    """Note that a copy is about to be replaced."""
-    _note(side, MENDED_ID, [id], now)
+def mend(side: Side, marks: Iterable[str], now: float) -> None:
+    """Note that copies are about to be replaced."""
+    _note(side, MENDED_ID, marks, now)
 
 
-def mended(side: Side, ids: Iterable[str], now: float) -> None:
+def mended(side: Side, marks: Iterable[str], now: float) -> None:
     """These copies are whole."""
-    _strike(side, MENDED_ID, ids, now)
+    _strike(side, MENDED_ID, marks, now)
 
 
 def _noted(side: Side, record: str) -> frozenset[str]:
@@ -150,8 +173,12 @@ def _note(side: Side, record: str, ids: Iterable[str], now: float) -> None:
 
 
 def _strike(side: Side, record: str, ids: Iterable[str], now: float) -> None:
-    known = _noted(side, record) & set(ids)
-    if known:
+    """What others keep from being removed is removed by whoever looks next."""
+    wanted = frozenset(ids)
+    for _ in range(TRIES):
+        known = _noted(side, record) & wanted
+        if not known:
+            return
         _put(side, record, now, drop=tuple(sorted(known)))
 
 

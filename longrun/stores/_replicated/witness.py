@@ -46,6 +46,9 @@ class DirectoryWitness:
     """A witness in a directory, one file a term. On a file system that all processes share and whose `link` is atomic;
     put it on neither of the two machines that the stores are on."""
 
+    creates: bool = True
+    """Whether `open` makes the directory."""
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
 
@@ -53,6 +56,8 @@ class DirectoryWitness:
         return "<DirectoryWitness>"
 
     def open(self) -> None:
+        if not self.creates:
+            return
         with _reaching():
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -108,6 +113,9 @@ class DirectoryWitness:
 class StoreWitness:
     """A witness in a third store, one paused execution a term. Several pairs can share it, each under a name."""
 
+    creates: bool = True
+    """Whether `open` makes the store."""
+
     def __init__(self, store: CheckpointStore | StoreBackend, *, name: str = "default") -> None:
         self._backend = store.backend if isinstance(store, CheckpointStore) else store
         if not self._backend.fenced:
@@ -118,6 +126,7 @@ class StoreWitness:
         return f"<StoreWitness {self._backend.kind}>"
 
     def open(self) -> None:
+        self._backend.creates = self._backend.creates and self.creates
         self._backend.open()
 
     def close(self) -> None:
