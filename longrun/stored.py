@@ -191,6 +191,14 @@ def was_waiting(head: Head) -> bool:
     return parked and head.state in (ExecutionState.PAUSED, ExecutionState.BLOCKED)
 
 
+def was_queued(head: Head) -> bool:
+    """Whether an execution that was paused or blocked had only been submitted: no visit of a step has begun. A delay is
+    one of the first step; a copy of one that slept stands behind the step that said so, and was never queued."""
+    begun = head.started is not None or head.visit > 1 or head.attempt > 0
+    parked = head.signal is not None or (head.due is not None and head.step > 0)
+    return not begun and not parked and head.state in (ExecutionState.PAUSED, ExecutionState.BLOCKED)
+
+
 MOVED = "moved to another store"
 """What the reason of an execution begins with that `copy_store` has left behind."""
 
