@@ -50,6 +50,9 @@ LARGEST_PAGE = 1_000_000
 class Desk:
     """Reads and creates executions in a store."""
 
+    owner = ""
+    """By which name executions are owned here, if any are."""
+
     def __init__(self, store: CheckpointStore, registry: StepRegistry | None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.store = store
         self._known = registry
@@ -75,7 +78,7 @@ class Desk:
             return await self._unreadable(id, error)
         found = await self.view(loaded, self.live_progress(id))
         head, now = loaded.head, self.clock.now()
-        if found.reason is None and may_be_stranded(head, now):
+        if found.reason is None and may_be_stranded(head, now, self.owner):
             return attrs.evolve(found, reason=stranded(loaded.definition, head, await living(self.store), now))
         return found
 
