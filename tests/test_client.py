@@ -254,8 +254,8 @@ async def test_what_is_due_or_left_by_the_dead_and_no_living_worker_serves_says_
         begun.set()
         await anyio.sleep_forever()
 
-    for name, steps in {"naps": [nap, note], "works": [work]}.items():
-        program.workflow(name, steps)
+    program.workflow("naps", [nap, note])
+    program.workflow("works", [work])
     program.workflow("asks", [ask, note])
     elsewhere = Worker(program, store=url, queues=["elsewhere"])
 

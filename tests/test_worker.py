@@ -24,7 +24,7 @@ from longrun import (
 )
 from longrun.client import Client
 from longrun.startup import STARTUP_STATES
-from longrun.stored import Query, Stored
+from longrun.stored import Message, Query, Stored
 from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore, ManualClock
 from longrun.worker import Worker
@@ -285,6 +285,32 @@ async def test_what_a_client_retries_or_resumes_runs_without_auto_resume(limited
                 assert (await client.get("claimed")).state == "resuming"
                 assert "claimed" in (await worker.auto_resume_all()).resumed
                 assert await client.handle("claimed").result() == "claimed"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_a_retry_whose_caller_died_in_the_middle_of_it_is_obeyed(asked: bool) -> None:
+    """It had claimed what failed, and not yet written that it goes on. Without a request it is only given back."""
+    store, registry, fails = MemoryCheckpointStore(), StepRegistry(), [True]
+
+    async def work(state: Any) -> Any:
+        if fails:
+            raise NonRetryable(fails.pop())
+        return state
+
+    registry.workflow("work", [registry.step(work)])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store) as executor:
+            run = await executor.start("work", 7, id="x")
+            await run.wait("failed")
+        async with CrashableWorker(registry, store=store, queues=["none"]) as doomed:
+            if asked:
+                await store.send("x", Message(kind="retry", sent=0.0))
+            assert await doomed.sweeper.claims.take(("x",), frozenset({ExecutionState.FAILED}), frozenset())
+            await crash(doomed)
+        async with Worker(registry, store=store), Client(store) as client:
+            while (found := await client.get("x")).owner is not None:
+                await (await client.submit("work", 1)).result()
+            assert found.state == ("completed" if asked else "failed")
 
 
 # --- rest -----------------------------------------------------------------------------------------------------------
