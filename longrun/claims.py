@@ -23,6 +23,8 @@ State = ExecutionState
 BATCH = 500
 """So many are looked at, or asked for, at a time."""
 SWEPT_STATES = frozenset({State.RUNNING, State.RESUMING, State.WAITING})
+ASKED_STATES = frozenset({State.INITIALIZED, State.WAITING, State.RESUMING})
+"""Nothing of that was cut short."""
 
 
 class Claims:
@@ -44,9 +46,22 @@ class Claims:
 
     @property
     def states(self) -> frozenset[ExecutionState]:
-        """What is taken up: without `auto_resume` only what was submitted, and what was parked, which nobody else
-        may be there to wake."""
-        return self._states if self._executor.takes_work else self._states & {State.INITIALIZED, State.WAITING}
+        """What is taken up: without `auto_resume` only what was submitted; what was parked, which nobody else may be
+        there to wake; and what somebody has resumed or retried who runs nothing."""
+        return self._states if self._executor.takes_work else self._states & ASKED_STATES
+
+    @property
+    def left_states(self) -> frozenset[ExecutionState]:
+        """What is taken from the dead: of what was resumed nobody can tell then whether it was interrupted."""
+        return self.states if self._executor.takes_work else self.states - {State.RESUMING}
+
+    def parts(self, claim: Claim) -> list[Claim]:
+        """A claim of whatever is due, as it may be made: what the dead left is asked for on its own where less of it is
+        taken."""
+        left = claim.states & self.left_states
+        if not claim.dead or left == claim.states:
+            return [claim]
+        return [attrs.evolve(claim, dead=frozenset()), attrs.evolve(claim, states=left)]
 
     def serves(self, definition: Definition) -> bool:
         """Whether its queue is one of those that are looked at here."""

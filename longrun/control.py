@@ -24,7 +24,7 @@ from longrun.events import EventType
 from longrun.inbox import stored_numbers
 from longrun.outbox import back_off
 from longrun.records import ExecutionState
-from longrun.stored import Message, blocked_for_good, was_waiting
+from longrun.stored import Head, Message, blocked_for_good, was_queued, was_waiting
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -121,8 +121,8 @@ class Obedience:
         book = self._book
         head = book.head
         owner = None if self._controls_only else head.owner
-        if was_waiting(head):
-            changes = {"state": State.WAITING, "hold": False, "reason": None, "owner": owner, "crashes": 0}
+        if (rests := self._goes_back_to(head)) is not None:
+            changes = {"state": rests, "hold": False, "reason": None, "owner": owner, "crashes": 0}
             await book.cross(book.boundary(message.kind), changes, events=((EventType.RESUMED, {}),), take=take)
             return
         if head.state not in STOPPED:
@@ -143,6 +143,18 @@ class Obedience:
             "started": boundary.ended,
         }
         await book.cross(boundary, resumed, events=((EventType.RESUMED, {}),), take=take)
+
+    def _goes_back_to(self, head: Head) -> ExecutionState | None:
+        """The state in which what is resumed waits as it did before it was stopped; None if it goes on at once. What
+        had only been submitted goes back into its queue, to be counted there when it begins; where it was asked for by
+        its id and can run, only if it is not due yet."""
+        if was_queued(head) and (self._controls_only or (head.due is not None and self._takes_queued)):
+            return State.INITIALIZED
+        return State.WAITING if was_waiting(head) else None
+
+    @property
+    def _takes_queued(self) -> bool:
+        return State.INITIALIZED in self._executor.sweeper.claims.states
 
     async def _replace_state(self, orders: list[Message], take: tuple[int, ...]) -> bool:
         """`resume(state=…)`: a new boundary with the given state; the old one stays in the history. By the time it is
@@ -210,6 +222,8 @@ class Obedience:
         head = self._book.head
         if head.state in STOPPED:
             state = State.WAITING if was_waiting(head) else State.RESUMING
+            if was_queued(head) and self._takes_queued:
+                state = State.INITIALIZED
             await self._book.commit({"state": state, "owner": None, "hold": False, "reason": None})
         else:
             await self.release()

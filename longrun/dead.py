@@ -28,6 +28,8 @@ NEIGHBOURS = 0.25
 AT_ONCE = 16
 """So many of them in one look."""
 PARKED_STATES = frozenset({State.WAITING, State.INITIALIZED})
+STOPPED_STATES = frozenset({State.PAUSED, State.FAILED})
+"""It goes on if somebody has asked for that. What has failed is owned only by somebody who was about to obey."""
 
 
 class Dead:
@@ -96,9 +98,9 @@ class Dead:
         return frozenset(found)
 
     async def bury(self, dead: frozenset[str]) -> None:
-        """Take from the dead what they had only just claimed and was not due otherwise, and free what was paused, which
-        it stays; then forget those of whom nothing is left."""
-        store, states = self._executor.store, self._claims.states & PARKED_STATES | {State.PAUSED}
+        """Take from the dead what they had only just claimed and was not due otherwise, or was to be retried, and free
+        what was paused, which it stays; then forget those of whom nothing is left."""
+        store, states = self._executor.store, self._claims.states & PARKED_STATES | STOPPED_STATES
         for owner in dead:
             await self._claims.learn(owner)
             page = await store.find(Query(owner=owner, states=states, limit=BATCH))
@@ -118,8 +120,8 @@ class Dead:
                 await store.unregister(owner)
 
     def _is_free(self, loaded: Loaded) -> bool:
-        """Whether it is given back: nobody has asked anything of it, and it is paused, or waits for room."""
+        """Whether it is given back: nobody has asked anything of it, and it is stopped, or waits for room."""
         if any(message.kind != "signal" for message in loaded.messages):
             return False
         waits = self._executor.leaves_to_sweep or self._gates.limits(loaded.definition.queue)
-        return waits or loaded.head.state is State.PAUSED
+        return waits or loaded.head.state in STOPPED_STATES

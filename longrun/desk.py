@@ -20,7 +20,19 @@ from longrun.errors import ConfigError, CorruptDataError, ExecutionNotFoundError
 from longrun.records import FOREVER, Checkpoint, Execution, ExecutionState, Progress, StepRecord, check_id
 from longrun.registry import StepRegistry, Workflow
 from longrun.snapshot import Snapshot, decode_state, take_first
-from longrun.stored import EMPTY, TRACE, Boundary, Create, Definition, Head, Loaded, Query, shown_metadata, was_waiting
+from longrun.stored import (
+    EMPTY,
+    TRACE,
+    Boundary,
+    Create,
+    Definition,
+    Head,
+    Loaded,
+    Query,
+    shown_metadata,
+    was_queued,
+    was_waiting,
+)
 from longrun.stores.store import CheckpointStore
 from longrun.stranded import living, may_be_stranded, stranded
 
@@ -38,6 +50,9 @@ LARGEST_PAGE = 1_000_000
 
 class Desk:
     """Reads and creates executions in a store."""
+
+    owner = ""
+    """By which name executions are owned here, if any are."""
 
     def __init__(self, store: CheckpointStore, registry: StepRegistry | None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.store = store
@@ -64,7 +79,7 @@ class Desk:
             return await self._unreadable(id, error)
         found = await self.view(loaded, self.live_progress(id))
         head, now = loaded.head, self.clock.now()
-        if found.reason is None and may_be_stranded(head, now):
+        if found.reason is None and may_be_stranded(head, now, self.owner):
             return attrs.evolve(found, reason=stranded(loaded.definition, head, await living(self.store), now))
         return found
 
@@ -212,7 +227,7 @@ class Desk:
         self, id: str, checkpoint: Checkpoint | int | str | None, state: Any, new_id: str | None, *, owner: str | None
     ) -> Create:
         """The write that creates a copy of an execution as it was at a boundary. A copy of one that waits there waits
-        as long, or for the same signal."""
+        as long, or for the same signal; one of a submission that is not due yet is due when that is, for any worker."""
         loaded = await self.store.load(check_id(id))
         seq = loaded.boundary.seq if checkpoint is None else sequence_number(id, checkpoint)
         found = await self.store.checkpoint(id, seq)
@@ -222,10 +237,7 @@ class Desk:
         kind = views.state_type(loaded.definition.steps, boundary, self._known)
         if state is UNCHANGED:
             state = decode_state(boundary.data or b"null", blobs, bool(boundary.blobs), kind)
-        if seq == loaded.boundary.seq and (loaded.head.state is State.WAITING or was_waiting(loaded.head)):
-            head = attrs.evolve(self.first_head(State.WAITING, due=loaded.head.due), signal=loaded.head.signal)
-        else:
-            head = self.first_head(State.INITIALIZED if owner is None else State.RUNNING, owner=owner)
+        head = self._head_of_copy(loaded.head if seq == loaded.boundary.seq else None, owner)
         head = attrs.evolve(head, step=boundary.next, iteration=boundary.iteration)
         definition = attrs.evolve(
             loaded.definition,
@@ -237,6 +249,19 @@ class Desk:
         definition = self._traced(definition, loaded.definition.metadata.get(TRACE))
         name = boundary.name if head.step >= len(definition.steps) else None
         return create(definition, head, take_first(state, kind, head.seq, plain=False), name)
+
+    def _head_of_copy(self, origin: Head | None, owner: str | None) -> Head:
+        """The first head of a copy. `origin` is that of the execution it is made of, if it stands at the same place."""
+        if origin is not None and self._is_delayed(origin):
+            return self.first_head(State.INITIALIZED, due=origin.due)
+        if origin is not None and _waits(origin):
+            return attrs.evolve(self.first_head(State.WAITING, due=origin.due), signal=origin.signal)
+        return self.first_head(State.INITIALIZED if owner is None else State.RUNNING, owner=owner)
+
+    def _is_delayed(self, head: Head) -> bool:
+        """Whether it was submitted for a time that has not come."""
+        queued = head.state is State.INITIALIZED or was_queued(head)
+        return queued and head.due is not None and head.due > self.clock.now()
 
     def first_head(self, state: ExecutionState, *, owner: str | None = None, due: float | None = None) -> Head:
         now = round(self.clock.now(), 6)
@@ -250,6 +275,11 @@ class Desk:
             updated=now,
             due=due,
         )
+
+
+def _waits(head: Head) -> bool:
+    """Whether it is parked, or was when it was paused or blocked."""
+    return head.state is State.WAITING or (was_waiting(head) and not was_queued(head))
 
 
 def random_start() -> int:

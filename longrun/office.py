@@ -103,7 +103,8 @@ class Office(QueueDesk, Crew, abc.ABC):
         new_id: str | None = None,
     ) -> ExecutionHandle:
         """A new execution from an old boundary, without its signals, children and in-step data. From the one at which
-        the old execution waits, the new one waits too; from one whose wait is over, it goes on at once."""
+        the old execution waits, the new one waits too; from one whose wait is over, it goes on at once. A copy of what
+        was submitted with a delay that is not over is submitted with the rest of it."""
         self.check_signed_on()
         made = await self.forked(id, checkpoint, state, new_id, owner=self.owner if self.runs_here else None)
         await self.note_queue(made.definition.queue)

@@ -220,10 +220,14 @@ class QueueDesk:
         Without both, the limit goes. Durable on return; workers that run see it within about a second.
 
         What counts is what a worker owns and runs: an execution that sleeps, waits for a signal or is paused does not.
-        When it goes on, it waits for room like any other. What somebody asks for by its id (`start`, `resume`, `retry`,
-        a child that a step starts) runs at once and counts, so a queue can be above its limit for a while; otherwise
-        such a call could wait for what itself holds the room. A program that submits to its own limited queue and
-        waits for the result inside a step gives nothing back meanwhile: use `start_child`, or another queue.
+        When it goes on, it waits for room like any other. What is asked for by its id (`start`, `resume`, `retry`, a
+        child that a step starts) in a process that runs it, or that owns it, runs at once and counts, so a queue can
+        be above its limit for a while; otherwise such a call could wait for what itself holds the room. What a client
+        resumes or retries and nobody owns waits for room, and for a token if it had not begun. A program that submits
+        to its own limited queue and waits for the result inside a step gives nothing back meanwhile: use
+        `start_child`, or another queue.
+
+        Between its limited queues, and all that have no limit, a worker takes turns; priorities count within each.
 
         The executions of a dead worker do not count, and are taken over before or like new ones, as their priority and
         age say. One that is stopped past its lease and goes on counts as dead until it notices. The rate is measured by

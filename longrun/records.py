@@ -389,8 +389,8 @@ class ExecutorConfig:
     lease_ttl: float = field(default=30.0, converter=_seconds, validator=_number(0, above=True))
     """Seconds after which an owner that does not renew may be taken over; longer than `heartbeat_interval`."""
     auto_resume: bool = field(default=True, validator=_flag)
-    """Take up what has no living owner, on entering and from then on; without it, only what was parked and is due, and
-    in a worker what was submitted."""
+    """Take up what has no living owner, on entering and from then on; without it, only what was parked and is due, what
+    a client or the command line has resumed or retried, and in a worker what was submitted."""
     max_concurrency: int | None = field(default=None, validator=_whole(1, none=True))
     """Executions in a step at the same time in this executor; `None`: any number."""
     drain_timeout: float = field(default=10.0, converter=_seconds, validator=_number(0))

@@ -151,7 +151,8 @@ class Startup:
             return "held: it stays paused until it is resumed"
         if head.owner in alive:
             return f"owned by {head.owner}, which is alive"
-        swept = head.state in self._claims.states and (head.owner is None or head.owner in dead)
+        swept = head.state in (self._claims.states if head.owner is None else self._claims.left_states)
+        swept = swept and (head.owner is None or head.owner in dead)
         return self._for_room(stored.definition) if swept else None
 
     async def _is_resumed(self, stored: Stored) -> bool:
@@ -234,7 +235,7 @@ class Startup:
 
     def _is_swept(self, loaded: Loaded) -> str | None:
         """Why the sweep has to take up what was claimed; None if it runs at once, as when somebody asked for it."""
-        if State.RESUMING not in self._claims.states or any(message.kind != "signal" for message in loaded.messages):
+        if State.RUNNING not in self._claims.states or any(message.kind != "signal" for message in loaded.messages):
             return None
         return self._for_room(loaded.definition)
 

@@ -196,6 +196,14 @@ def blocked_for_good(head: Head) -> bool:
     return head.state is ExecutionState.BLOCKED and head.hold
 
 
+def was_queued(head: Head) -> bool:
+    """Whether an execution that was paused or blocked had only been submitted: no visit of a step has begun. A delay is
+    one of the first step; a copy of one that slept stands behind the step that said so, and was never queued."""
+    begun = head.started is not None or head.visit > 1 or head.attempt > 0
+    parked = head.signal is not None or (head.due is not None and head.step > 0)
+    return not begun and not parked and head.state in (ExecutionState.PAUSED, ExecutionState.BLOCKED)
+
+
 MOVED = "moved to another store"
 """What the reason of an execution begins with that `copy_store` has left behind."""
 

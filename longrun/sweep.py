@@ -154,7 +154,8 @@ class Sweeper:
     async def _take_due(self, claim: Claim) -> int:
         """Take what is due and free, from limited queues only what they have room for; how many were taken."""
         taken = 0
-        for queue, part in self.gates.split(claim):
+        parts = [(queue, part) for queue, whole in self.gates.split(claim) for part in self.claims.parts(whole)]
+        for queue, part in parts:
             if taken >= claim.limit:
                 break
             part = attrs.evolve(part, limit=claim.limit - taken)

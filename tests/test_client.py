@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 
@@ -18,6 +19,7 @@ from longrun import (
     Executor,
     ExecutorConfig,
     MemoryCheckpointStore,
+    Sleep,
     StepRegistry,
     WaitFor,
     Worker,
@@ -25,7 +27,7 @@ from longrun import (
 from longrun.client import Client, client_sync
 from longrun.stored import QUEUE_WORKFLOW
 from longrun.testing import CALM, ManualClock
-from tests.crashing import PATIENCE
+from tests.crashing import PATIENCE, CrashableExecutor, crash
 
 registry = StepRegistry()
 
@@ -239,6 +241,46 @@ async def test_what_is_not_due_yet_by_the_clock_waits_for_nobody() -> None:
         assert (await run.info()).reason is None
         clock.advance(3600)
         assert (await run.info()).reason == "It waits for a worker that knows 'asks' on queue 'default'; none is alive."
+
+
+async def test_what_is_due_or_left_by_the_dead_and_no_living_worker_serves_says_so(url: str) -> None:
+    """A signal that nobody is there to take it for, a sleep that is over, and a step whose process died."""
+    program, begun = StepRegistry(), anyio.Event()
+
+    async def nap(state: Any) -> Sleep:
+        return Sleep(0.0, state)
+
+    async def work(state: Any) -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    program.workflow("naps", [nap, note])
+    program.workflow("works", [work])
+    program.workflow("asks", [ask, note])
+    elsewhere = Worker(program, store=url, queues=["elsewhere"])
+
+    async def reasons() -> list[bool]:
+        return [(await client.get(id)).reason is not None for id in ("asks", "naps", "works")]
+
+    async with Client(url) as client:
+        async with CrashableExecutor(program, store=url) as doomed:
+            doomed.sweeper.claims._states = frozenset()  # what it parks is for others
+            for name in ("asks", "naps", "works"):
+                run = await doomed.start(name, {}, id=name)
+                await (begun.wait() if name == "works" else run.wait("waiting"))
+            assert await reasons() == [False, False, False], "somebody is there"
+            await crash(doomed)
+        assert await reasons() == [False, True, True], "the signal has not come"
+        await client.signal("asks", "go")
+        async with elsewhere:
+            assert await reasons() == [True, True, True]
+        async with Worker(program, store=url, config=ExecutorConfig(drain_timeout=0.0)) as worker:
+            await client.handle("asks").result()
+            await client.handle("naps").result()
+            await client.handle("works").wait("running")
+            while "works" not in worker.runners:
+                await anyio.lowlevel.checkpoint()
+            assert await reasons() == [False, False, False]
 
 
 async def test_what_is_submitted_by_name_has_the_version_of_whoever_first_runs_it(url: str) -> None:

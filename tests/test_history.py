@@ -25,6 +25,7 @@ from longrun import (
     WaitFor,
 )
 from longrun.testing import ManualClock
+from longrun.worker import Worker
 
 
 @pytest.fixture
@@ -189,6 +190,34 @@ async def test_a_fork_of_one_that_waits_waits_as_long(store, kind, paused):
             assert await forks[1].result() == "x None True"
         ended = [await fork.result() for fork in forks]
         assert [text[0] for text in ended] == ["x", "x", "y"]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_fork_of_a_delayed_submission_is_delayed_as_long(registry, store, paused):
+    """Also in an executor, which would run a fork of anything else at once. When its time has come, it is forked as
+    what waits for nothing."""
+    clock = ManualClock()
+    registry.workflow("later", [registry.step(_same)])
+    async with Executor(registry, store=store, clock=clock) as executor, Client(store, clock=clock) as client:
+        run = await executor.submit("later", "x", id="a", delay=30.0)
+        due = (await store.load("a")).head.due
+        if paused:
+            await client.pause("a", hold=True)
+        forks = [await executor.fork("a"), await client.fork("a"), await executor.fork("a", state="y")]
+        for fork in forks:
+            head = (await store.load(fork.id)).head
+            assert (head.state, head.due, head.owner) == ("initialized", due, None)
+        clock.advance(31.0)
+        assert await (await executor.fork("a", state="at once")).result() == "at once"
+        assert (await (await client.fork("a", new_id="late")).info()).state == "initialized"
+        async with Worker(registry, store=store, clock=clock):
+            assert [await fork.result() for fork in forks] == ["x", "x", "y"]
+            await client.handle("late").result()
+        assert ((await run.info()).state == "paused") == paused
+
+
+async def _same(state: Any) -> Any:
+    return state
 
 
 async def test_only_what_has_ended_can_be_deleted_and_then_it_is_gone(registry, store):

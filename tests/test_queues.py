@@ -566,6 +566,55 @@ async def test_a_rate_does_not_hold_up_what_has_begun() -> None:
             assert (await client.get("next")).state == "initialized"
 
 
+@pytest.mark.parametrize("how", ["client", "worker", "restart"])
+async def test_what_was_paused_before_it_began_goes_back_into_its_queue(how: str) -> None:
+    """One an hour: nothing gets past the rate by being paused and resumed, whether by a client, in a worker that has to
+    wait for its delay, or by the pass of the next worker. The delay stays."""
+    clock = ManualClock()
+    store, ledger = MemoryCheckpointStore(clock=clock), Ledger()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store, clock=clock) as client:
+            await client.limit_queue("mail", rate=1, per=timedelta(hours=1))
+            await client.submit("work", 0, queue="mail", id="mail-0")
+            async with Worker(ledger.registry, store=store, clock=clock) as worker:
+                await ledger.until_begun(1)
+                for n in range(1, 4):
+                    delay = 60.0 if how == "worker" else None
+                    await client.submit("work", n, queue="mail", id=f"mail-{n}", delay=delay)
+                for n in range(1, 4):
+                    await (worker if how == "worker" else client).pause(f"mail-{n}")
+                    if how != "restart":
+                        await (worker if how == "worker" else client).resume(f"mail-{n}")
+            clock.advance(60.0)
+            async with Worker(ledger.registry, store=store, clock=clock) as worker:
+                await swept(client)
+                assert [(await client.get(f"mail-{n}")).state for n in range(1, 4)] == ["initialized"] * 3
+                assert (await client.list_queues())[1].queued == 3
+                for begun in (2, 3, 4):
+                    clock.advance(3600.0)
+                    await ledger.until_begun(begun)
+                    await swept(client)
+                    assert len(ledger.begun) == begun
+                assert [await client.handle(f"mail-{n}").result() for n in range(4)] == [*range(4)]
+
+
+async def test_what_was_paused_in_its_first_step_has_begun_and_does_not_wait_for_a_token() -> None:
+    clock = ManualClock()
+    store, ledger = MemoryCheckpointStore(clock=clock), Ledger(held=True)
+    with anyio.fail_after(PATIENCE):
+        limits = {"mail": QueueLimit(rate=1, per=timedelta(hours=1))}
+        async with Client(store, clock=clock) as client:
+            run = await client.submit("work", 7, queue="mail")
+            async with Worker(ledger.registry, store=store, clock=clock, limits=limits):
+                await ledger.until_begun(1)
+                await client.pause(run.id, hold=True, interrupt=True)
+            await client.resume(run.id)
+            assert (await client.get(run.id)).state == "resuming"
+            ledger.go.set()
+            async with Worker(ledger.registry, store=store, clock=clock):
+                assert await run.result() == 7
+
+
 def test_a_bucket_fills_and_does_not_stall_when_the_clock_is_put_back() -> None:
     """I12: clocks only decide when to try."""
     gate = Gate.full(QueueLimit(rate=10, per=60), now=1000.0)

@@ -11,10 +11,12 @@ import pytest
 
 from longrun import (
     ConfigError,
+    ExecutionFailedError,
     ExecutionState,
     Executor,
     ExecutorConfig,
     MemoryCheckpointStore,
+    NonRetryable,
     StepContext,
     StepRegistry,
     WaitFor,
@@ -22,7 +24,7 @@ from longrun import (
 )
 from longrun.client import Client
 from longrun.startup import STARTUP_STATES
-from longrun.stored import Query, Stored
+from longrun.stored import Message, Query, Stored
 from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore, ManualClock
 from longrun.worker import Worker
@@ -242,6 +244,73 @@ async def test_submitted_work_is_taken_without_auto_resume_and_what_was_interrup
             assert await (await client.submit("work", 5, id="new")).result() == 5
             assert (await client.get("x0")).state == "running"
         assert held.begun == ["new"]
+
+
+@pytest.mark.parametrize("limited", [False, True])
+async def test_what_a_client_retries_or_resumes_runs_without_auto_resume(limited: bool) -> None:
+    """Somebody has asked for it, and nobody else may be there. What a dead owner had claimed of that was interrupted:
+    it is left alone until a pass takes it."""
+    store, held = MemoryCheckpointStore(), Held()
+
+    async def refuse(state: Any) -> Any:
+        if state == "bad":
+            raise NonRetryable("bad")
+        return state
+
+    held.registry.workflow("refuse", [held.registry.step(refuse)])
+    quiet = ExecutorConfig(auto_resume=False, heartbeat_interval=0.1)
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            if limited:
+                await client.limit_queue("default", concurrency=3)
+            async with Executor(held.registry, store=store) as first:
+                for id in ("paused", "claimed"):
+                    await first.start("work", id, id=id)
+                    await first.pause(id, hold=True, interrupt=True)
+            for id in ("paused", "claimed"):
+                await client.resume(id)
+            held.go.set()
+            async with CrashableWorker(held.registry, store=store, config=quiet, queues=["none"]) as doomed:
+                asked = frozenset({ExecutionState.RESUMING})
+                assert await doomed.sweeper.claims.take(("claimed",), asked, frozenset())
+                await crash(doomed)
+            async with Worker(held.registry, store=store, config=quiet) as worker:
+                assert await client.handle("paused").result() == "paused"
+                failed = await client.submit("refuse", "bad", id="failed")
+                with pytest.raises(ExecutionFailedError):
+                    await failed.result()
+                await client.retry("failed", state="again")
+                assert await failed.result() == "again"
+                assert await (await client.submit("work", 5)).result() == 5
+                assert (await client.get("claimed")).state == "resuming"
+                assert "claimed" in (await worker.auto_resume_all()).resumed
+                assert await client.handle("claimed").result() == "claimed"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_a_retry_whose_caller_died_in_the_middle_of_it_is_obeyed(asked: bool) -> None:
+    """It had claimed what failed, and not yet written that it goes on. Without a request it is only given back."""
+    store, registry, fails = MemoryCheckpointStore(), StepRegistry(), [True]
+
+    async def work(state: Any) -> Any:
+        if fails:
+            raise NonRetryable(fails.pop())
+        return state
+
+    registry.workflow("work", [registry.step(work)])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store) as executor:
+            run = await executor.start("work", 7, id="x")
+            await run.wait("failed")
+        async with CrashableWorker(registry, store=store, queues=["none"]) as doomed:
+            if asked:
+                await store.send("x", Message(kind="retry", sent=0.0))
+            assert await doomed.sweeper.claims.take(("x",), frozenset({ExecutionState.FAILED}), frozenset())
+            await crash(doomed)
+        async with Worker(registry, store=store), Client(store) as client:
+            while (found := await client.get("x")).owner is not None:
+                await (await client.submit("work", 1)).result()
+            assert found.state == ("completed" if asked else "failed")
 
 
 # --- rest -----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from longrun.errors import LongrunError, StoreError
 from longrun.records import UNFINISHED, ExecutionState
 from longrun.stored import Owner, Query
 from longrun.stores.store import CheckpointStore
-from longrun.stranded import NEEDS_WORKER, living, stranded
+from longrun.stranded import NEEDS_WORKER, PARKED, living, stranded
 
 State = ExecutionState
 RANK = {"ok": 0, "warn": 1, "fail": 2}
@@ -287,13 +287,16 @@ async def _blocked(store: CheckpointStore) -> list[Check]:
 
 
 async def _stranded(store: CheckpointStore) -> list[Check]:
-    """Among the newest that nobody has, while somebody works."""
+    """Among the newest that nobody has, or somebody dead, while somebody works."""
     alive = [owner for owner in await living(store) if owner.workflows]
     if not alive:
         return [Check("stranded", "ok", "no worker is alive")]
-    page = await store.find(Query(states=NEEDS_WORKER, owned=False, limit=PAGE))
+    queries = [Query(states=states, owned=False, limit=PAGE) for states in (NEEDS_WORKER, PARKED)]
+    dead = lease.gone(await store.owners())
+    queries += [Query(states=NEEDS_WORKER | PARKED, owner=owner, limit=PAGE) for owner in sorted(dead)]
+    found = [one for query in queries for one in await store.find(query)]
     now = time.time()
-    waiting = [one for one in page if stranded(one.definition, one.head, alive, now) is not None]
+    waiting = [one for one in found if stranded(one.definition, one.head, alive, now) is not None]
     if waiting:
         names = sorted({one.definition.workflow for one in waiting})
         what = number_of(len(waiting), "execution")

@@ -16,7 +16,7 @@ import anyio
 import attrs
 import pytest
 
-from longrun import CheckpointStore, MemoryCheckpointStore, open_store, schema
+from longrun import CheckpointStore, ExecutionState, MemoryCheckpointStore, open_store, schema
 from longrun.cli import doctor
 from longrun.errors import CorruptDataError
 from longrun.life import LifeLock
@@ -341,6 +341,29 @@ def test_doctor_finds_what_no_living_worker_knows(tmp_path: Path) -> None:
         shown = call("show", "a", "--store", url).stdout
         assert ("It waits for a worker that knows 'site'" in shown) == (status == "warn")
     lock.release()
+
+
+@pytest.mark.parametrize("left", ["running", "waiting"])
+def test_doctor_finds_what_was_left_and_no_living_worker_knows(tmp_path: Path, left: str) -> None:
+    """By an owner that is dead, or by one that parked it until a time that has come."""
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    dead, alive = LifeLock.acquire(), LifeLock.acquire()
+
+    async def leave() -> None:
+        fields = {"owner": dead.life.owner} if left == "running" else {"due": 1.0}
+        made = create("a", ExecutionState(left), head_fields=fields, data=b"{}", workflow="site")
+        async with open_store(url) as store:
+            for lock in (dead, alive):
+                owner = Owner(id=lock.life.owner, life=lock.life.to_dict(), remaining=0, workflows=("other",))
+                await store.register(owner, 60.0)
+            await store.create(made)
+
+    anyio.run(leave)
+    dead.abandon()
+    (found,) = [one for one in read("doctor", "--store", url)["checks"] if one["name"] == "stranded"]
+    assert found["status"] == "warn"
+    assert "It waits for a worker that knows 'site'" in call("show", "a", "--store", url).stdout
+    alive.release()
 
 
 def test_doctor_finds_damage(tmp_path: Path) -> None:
