@@ -18,7 +18,7 @@ from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import ConfigError, CorruptDataError, ExecutionNotFoundError, InvalidStateError
 from longrun.records import FOREVER, Checkpoint, Execution, ExecutionState, Progress, StepRecord, check_id
 from longrun.registry import StepRegistry, Workflow
-from longrun.snapshot import Snapshot, decode_state, take_first
+from longrun.snapshot import Snapshot, restore_tree, take_again, take_first
 from longrun.stored import EMPTY, TRACE, Boundary, Create, Definition, Head, Loaded, Query, shown_metadata, was_waiting
 from longrun.stores.store import CheckpointStore
 from longrun.stranded import living, may_be_stranded, stranded
@@ -216,8 +216,6 @@ class Desk:
             raise ConfigError("checkpoint", checkpoint, "its state is not kept; history() lists those that are")
         boundary, blobs = found
         kind = views.state_type(loaded.definition.steps, boundary, self._known)
-        if state is UNCHANGED:
-            state = decode_state(boundary.data or b"null", blobs, bool(boundary.blobs), kind)
         if seq == loaded.boundary.seq and (loaded.head.state is State.WAITING or was_waiting(loaded.head)):
             head = attrs.evolve(self.first_head(State.WAITING, due=loaded.head.due), signal=loaded.head.signal)
         else:
@@ -232,7 +230,11 @@ class Desk:
         )
         definition = self._traced(definition, loaded.definition.metadata.get(TRACE))
         name = boundary.name if head.step >= len(definition.steps) else None
-        return create(definition, head, take_first(state, kind, head.seq, plain=False), name)
+        if state is UNCHANGED:
+            snapshot = take_again(restore_tree(boundary.data or b"null", blobs, bool(boundary.blobs)), kind, head.seq)
+        else:
+            snapshot = take_first(state, kind, head.seq, plain=False)
+        return create(definition, head, snapshot, name)
 
     def first_head(self, state: ExecutionState, *, owner: str | None = None, due: float | None = None) -> Head:
         now = round(self.clock.now(), 6)
