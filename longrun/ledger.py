@@ -58,6 +58,8 @@ class Ledger:
         self._put: dict[str, bytes] = {}
         self._drop: set[str] = set()
         self._groups: dict[str, Group] = {}
+        self.awaited: set[str] = set()
+        """Memos of which nobody has seen yet that they are durable."""
         self.inherits: list[str] = []
         """Keys inside items and branches that earlier attempts have left, in order."""
 
@@ -235,7 +237,7 @@ class Group:
         return key
 
     def disclaim(self, scope: Scope, kind: str, name: object) -> None:
-        """A call that failed has left nothing: its name may be used again."""
+        """A call has returned nothing: its name may be used again."""
         scope.names.discard(f"{kind}:{_quote(name)}")
 
     def own(self, key: str) -> None:
