@@ -59,9 +59,9 @@ class Ledger:
         self._drop: set[str] = set()
         self._groups: dict[str, Group] = {}
         self.awaited: set[str] = set()
-        """Memos of which nobody has seen yet that they are durable."""
+        """Memos and maps of which nobody has seen yet that they are durable."""
         self.inherits: list[str] = []
-        """Keys inside items and branches that earlier attempts have left, in order."""
+        """Keys inside items and branches that earlier attempts have left, or a map that was cut short, in order."""
 
     def group(self, prefix: str) -> Group:
         """The captures of one context: the step's own (prefix "", with which an attempt begins) or a branch's."""
@@ -81,14 +81,19 @@ class Ledger:
         return keys[first:end]
 
     def leave(self, prefix: str) -> set[str]:
-        """A branch did not come to its end: what it had captured is kept for the next attempt. Its keys."""
+        """A branch did not come to its end: what it had captured is kept for the next time it runs. Its keys."""
         with self.lock:
             group = self._groups.pop(prefix, None)
             if group is None:
                 return set()
             group.emit()
             group.closed = True
-            return group.root.keys | {prefix + "local"}
+            left = group.root.keys | {prefix + "local"}
+            for key in left & self.entries.keys():
+                at = bisect_left(self.inherits, key)
+                if self.inherits[at : at + 1] != [key]:
+                    self.inherits.insert(at, key)
+            return left
 
     def finish(self, prefix: str, key: str, data: bytes) -> None:
         """A branch is over: its result stands in the place of everything below it."""

@@ -29,10 +29,8 @@ from longrun import (
     SyncStepContext,
     open_store,
 )
-from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
-from longrun.testing.interposed import InterposedBackend
-from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, registry_of, run, stored
+from tests.crashing import AT_ONCE, NEVER, PATIENCE, Held, crash_at, finish, registry_of, run, stored
 
 
 @pytest.fixture
@@ -212,19 +210,6 @@ async def test_a_call_that_fails_keeps_nothing_and_may_be_made_again():
 
     assert await run(registry_of(step)) == "paid"
     assert len(calls) == 3
-
-
-class Held(InterposedBackend):
-    """Holds what is to be written while `free` is not set."""
-
-    def __init__(self) -> None:
-        super().__init__(MemoryBackend())
-        self.free = threading.Event()
-        self.free.set()
-
-    def around(self, call: str, function: Any, *args: Any, **options: Any) -> Any:
-        assert call != "commit" or self.free.wait(PATIENCE)
-        return function(*args, **options)
 
 
 @pytest.mark.parametrize("inside", [False, True])
