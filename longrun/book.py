@@ -23,7 +23,7 @@ from longrun.outbox import QUIET, Outbox
 from longrun.port import StepInfo
 from longrun.records import Progress
 from longrun.registry import Step
-from longrun.snapshot import Snapshot, Snapshots, decode_state
+from longrun.snapshot import Snapshot, Snapshots, decode_state, restore_tree
 from longrun.stored import (
     EMPTY,
     TRACE,
@@ -136,13 +136,13 @@ class Book:
         """The annotation of the state that the execution has now."""
         return views.state_type(self.steps, self._boundary, self._executor.registry)
 
-    def type_of(self, index: int, before: Step | None = None) -> Any:
+    def type_of(self, index: int, before: Step) -> Any:
         """The annotation of the state that a step receives; if there is none, or it is not known here, that of what
         the step before it returns."""
-        step = self._executor.registry.by_name.get(self.steps[index]) if index < len(self.steps) else None
-        if step is not None:
-            return step.state_type
-        return Any if before is None else before.result_type
+        if index >= len(self.steps):
+            return before.result_type
+        step = self._executor.registry.by_name.get(self.steps[index])
+        return codec.for_others(before.result_type) if step is None else step.state_type
 
     def state(self, annotation: Any) -> Any:
         """What a step receives: the object just returned, once; after that always decoded anew."""
@@ -174,6 +174,12 @@ class Book:
 
     def snapshot(self, value: Any, annotation: Any, path: str = "state") -> Snapshot:
         return self._snapshots.take(value, annotation, self.head.seq + 1, path)
+
+    def snapshot_again(self) -> Snapshot:
+        """Of the state that is stored, as it is."""
+        last = self._boundary
+        tree = restore_tree(last.data or b"null", self._blobs, bool(last.blobs))
+        return self._snapshots.take_tree(tree, self.head.seq + 1)
 
     def boundary(self, kind: str, snapshot: Snapshot | None = None, **fields: Any) -> Boundary:
         """The next boundary: by default, one that leaves the execution where it is."""

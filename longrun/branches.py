@@ -112,6 +112,7 @@ class Branches:
         self.meeting = MeetingPoint(port, obey)
         self._items = items
         self._type = result_type
+        self._group, self._scope = group, group.stack[-1]
         self._key = group.claim("map", name)
         self._around = [] if len(group.stack) == 1 and not group.prefix else list(group.stack)
         self._errors: dict[int, Exception] = {}
@@ -154,7 +155,22 @@ class Branches:
         return Progress(done=self._done, total=len(self._items))
 
     async def run(self, call: Call, limit: int, tolerate: int) -> list[Any]:
-        """Run what is missing, `limit` at a time; the results in the items' order."""
+        """Run what is missing, `limit` at a time; the results in the items' order. A map that was cut short, by a time
+        limit of the step's own say, may be asked for again: it goes on with what it has got, once that is durable."""
+        awaited = self._ledger.awaited
+        begun_before = self._key in awaited
+        awaited.add(self._key)
+        try:
+            await self._run(call, limit, tolerate)
+            if begun_before:
+                await self._port.durable()
+        except BaseException:
+            self._group.disclaim(self._scope, "map", self._name)
+            raise
+        awaited.discard(self._key)
+        return self._results
+
+    async def _run(self, call: Call, limit: int, tolerate: int) -> None:
         todo = deque([n for n, result in enumerate(self._results) if result is MISSING])
         workers = min(limit, len(todo))
         self.meeting.enter(workers)
@@ -169,7 +185,6 @@ class Branches:
         if any(result is MISSING for result in self._results):
             raise StepError(f"a branch of the map {self._name!r} ended without a result: something cancelled its task")
         await self._keep_failures()
-        return self._results
 
     async def _work(self, todo: deque[int], call: Call, tolerate: int, scope: anyio.CancelScope) -> None:
         while todo:

@@ -32,6 +32,7 @@ __all__ = [
     "dumps",
     "dumps_flat",
     "encode",
+    "for_others",
     "has_fields",
     "is_plain",
     "loads",
@@ -48,6 +49,8 @@ class Perhaps:
     """An annotation of ours: what it names, or anything plain. For a result of which the step says nothing."""
 
     annotation: Any
+    tagged: bool = True
+    """Whether a dict is stored so that it is told from an instance. Only who reads by this annotation can tell."""
 
 
 def perhaps(annotation: Any) -> Any:
@@ -55,6 +58,11 @@ def perhaps(annotation: Any) -> Any:
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     named = any(isinstance(part, type) and has_fields(part) for part in parts)
     return Perhaps(annotation) if named else Any
+
+
+def for_others(annotation: Any) -> Any:
+    """The annotation to write by, if another reads by one that is not known here."""
+    return Perhaps(annotation.annotation, tagged=False) if isinstance(annotation, Perhaps) else annotation
 
 
 def encode(value: Any, annotation: Any = Any, *, path: str = "state", limit: int = DEFAULT_LIMIT) -> bytes:
@@ -131,4 +139,4 @@ def _compiled(annotation: Any) -> tuple[Form, bool]:
         form = compile_annotation(annotation.annotation if unsaid else annotation)
     except Unfit as unfit:
         raise NotStorableError(unfit.path(""), unfit.problem) from None
-    return PerhapsForm(form) if unsaid else form, is_recursive(form)
+    return PerhapsForm(form, tagged=annotation.tagged) if unsaid else form, is_recursive(form)

@@ -156,17 +156,17 @@ class StepContext(_Context):
         """Call `function` and keep its result, durable before it is returned; never called again in this visit."""
         self._port.check()
         memo = Memo(self._group, key, function)
-        if memo.stored is not None:
+        if memo.is_durable:
             return memo.read()
         try:
-            result = await self._call(function, *args)
-            memo.keep(result)
+            result = memo.read() if memo.stored is not None else memo.keep(await self._call(function, *args))
+            await self._port.durable()
+            memo.settle()
+            if self._port.attention:
+                await self._obey()
         except BaseException:
-            memo.failed()
+            memo.release()
             raise
-        await self._port.durable()
-        if self._port.attention:
-            await self._obey()
         return result
 
     @overload
@@ -292,20 +292,22 @@ class SyncStepContext(_Context):
         port = self._port
         port.check(blocking=True)
         memo = Memo(self._group, key, function)
-        if memo.stored is not None:
+        if memo.is_durable:
             return memo.read()
         try:
-            result = function(*args)
-            if inspect.isawaitable(result):
-                result = port.call_from_thread(_awaited, result, lasting=True)
-            memo.keep(result)
+            result = memo.read() if memo.stored is not None else memo.keep(self._call(function, *args))
+            port.call_from_thread(port.durable)
+            memo.settle()
+            if port.attention:
+                port.call_from_thread(self._obey, lasting=True)
         except BaseException:
-            memo.failed()
+            memo.release()
             raise
-        port.call_from_thread(port.durable)
-        if port.attention:
-            port.call_from_thread(self._obey, lasting=True)
         return result
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        result = function(*args)
+        return self._port.call_from_thread(_awaited, result, lasting=True) if inspect.isawaitable(result) else result
 
     @overload
     def map(
@@ -372,7 +374,8 @@ class SyncStepContext(_Context):
 
 
 class Memo:
-    """The result of one `once`, stored or to be stored."""
+    """The result of one `once`, stored or to be stored. Who gives up waiting until it is durable, a time limit of the
+    step's own say, may ask for it again: the call has been made, and the result is there."""
 
     def __init__(self, group: Group, key: str, function: Callable[..., Any]) -> None:
         self._group, self._key = group, key
@@ -385,10 +388,21 @@ class Memo:
     def read(self) -> Any:
         return codec.decode(self.stored or b"null", self._type, path=self._path)
 
-    def keep(self, result: Any) -> None:
-        self._group.record(self._entry, codec.encode(result, self._type, path=self._path))
+    @property
+    def is_durable(self) -> bool:
+        return self.stored is not None and self._entry not in self._group.ledger.awaited
 
-    def failed(self) -> None:
+    def keep(self, result: Any) -> Any:
+        data = codec.encode(result, self._type, path=self._path)
+        self._group.ledger.awaited.add(self._entry)
+        self._group.record(self._entry, data)
+        return result
+
+    def settle(self) -> None:
+        self._group.ledger.awaited.discard(self._entry)
+
+    def release(self) -> None:
+        """It was not returned: its name may be used again."""
         self._group.disclaim(self._scope, "once", self._key)
 
 

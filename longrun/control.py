@@ -86,7 +86,7 @@ class Obedience:
         book = self._book
         head, reason = book.head, message.options.get("reason")
         boundary = book.boundary("cancel", error=reason)
-        attempt = head.attempt + 1 if head.started is not None else head.attempt
+        attempt = head.attempt + 1 if self._has_begun() else head.attempt
         changes = {
             "state": State.CANCELLED,
             "owner": None,
@@ -99,6 +99,12 @@ class Obedience:
         }
         event = (EventType.EXECUTION_CANCELLED, {"error": reason, "attempt": attempt})
         await book.cross(boundary, changes, events=(event,), take=take)
+
+    def _has_begun(self) -> bool:
+        """Whether there is an attempt behind those that have failed: not before its time has come."""
+        head = self._book.head
+        backs_off = head.attempt > 0 and head.due is not None and head.due > self._executor.clock.now()
+        return head.started is not None and not backs_off
 
     async def _pause(self, pauses: list[Message], take: tuple[int, ...]) -> None:
         book = self._book

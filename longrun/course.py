@@ -78,7 +78,8 @@ class Course:
         the signal that it would wait for, it takes that and goes on, if it can."""
         if isinstance(value, Sleep | WaitFor):
             return await self._park(step, value, signal)
-        return await self._complete(value.state if isinstance(value, Finish) else value, step.name, step.result_type)
+        result = value.state if isinstance(value, Finish) else value
+        return await self._complete(result, step.name, self._book.snapshot(result, step.result_type))
 
     def _move(self, step: Step, kind: str, to: int, value: Any, iteration: int = 0) -> Awaitable[Any] | bool:
         book = self._book
@@ -94,12 +95,11 @@ class Course:
     async def complete_after_wait(self) -> bool:
         """The last step parked the execution, or a fork began behind it: it ends with the state it has."""
         book = self._book
-        kind = book.state_type
-        return await self._complete(book.state(kind), book.last_step, kind, ends_step=False)
+        value = book.state(book.state_type)
+        return await self._complete(value, book.last_step, book.snapshot_again(), ends_step=False)
 
-    async def _complete(self, value: Any, name: str | None, kind: Any, *, ends_step: bool = True) -> bool:
+    async def _complete(self, value: Any, name: str | None, snapshot: Snapshot, *, ends_step: bool = True) -> bool:
         book = self._book
-        snapshot = book.snapshot(value, kind)
         boundary = self._crossed("finish", len(book.steps), snapshot, name=name)
         events: tuple[Any, ...] = ((EventType.EXECUTION_COMPLETED, {"step": None}),)
         if ends_step:

@@ -19,7 +19,7 @@ from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import ConfigError, CorruptDataError, ExecutionNotFoundError, InvalidStateError
 from longrun.records import FOREVER, Checkpoint, Execution, ExecutionState, Progress, StepRecord, check_id
 from longrun.registry import StepRegistry, Workflow
-from longrun.snapshot import Snapshot, decode_state, take_first
+from longrun.snapshot import Snapshot, restore_tree, take_again, take_first
 from longrun.stored import (
     EMPTY,
     TRACE,
@@ -235,8 +235,6 @@ class Desk:
             raise ConfigError("checkpoint", checkpoint, "its state is not kept; history() lists those that are")
         boundary, blobs = found
         kind = views.state_type(loaded.definition.steps, boundary, self._known)
-        if state is UNCHANGED:
-            state = decode_state(boundary.data or b"null", blobs, bool(boundary.blobs), kind)
         head = self._head_of_copy(loaded.head if seq == loaded.boundary.seq else None, owner)
         head = attrs.evolve(head, step=boundary.next, iteration=boundary.iteration)
         definition = attrs.evolve(
@@ -248,7 +246,11 @@ class Desk:
         )
         definition = self._traced(definition, loaded.definition.metadata.get(TRACE))
         name = boundary.name if head.step >= len(definition.steps) else None
-        return create(definition, head, take_first(state, kind, head.seq, plain=False), name)
+        if state is UNCHANGED:
+            snapshot = take_again(restore_tree(boundary.data or b"null", blobs, bool(boundary.blobs)), kind, head.seq)
+        else:
+            snapshot = take_first(state, kind, head.seq, plain=False)
+        return create(definition, head, snapshot, name)
 
     def _head_of_copy(self, origin: Head | None, owner: str | None) -> Head:
         """The first head of a copy. `origin` is that of the execution it is made of, if it stands at the same place."""

@@ -58,8 +58,10 @@ class Ledger:
         self._put: dict[str, bytes] = {}
         self._drop: set[str] = set()
         self._groups: dict[str, Group] = {}
+        self.awaited: set[str] = set()
+        """Memos and maps of which nobody has seen yet that they are durable."""
         self.inherits: list[str] = []
-        """Keys inside items and branches that earlier attempts have left, in order."""
+        """Keys inside items and branches that earlier attempts have left, or a map that was cut short, in order."""
 
     def group(self, prefix: str) -> Group:
         """The captures of one context: the step's own (prefix "", with which an attempt begins) or a branch's."""
@@ -79,14 +81,19 @@ class Ledger:
         return keys[first:end]
 
     def leave(self, prefix: str) -> set[str]:
-        """A branch did not come to its end: what it had captured is kept for the next attempt. Its keys."""
+        """A branch did not come to its end: what it had captured is kept for the next time it runs. Its keys."""
         with self.lock:
             group = self._groups.pop(prefix, None)
             if group is None:
                 return set()
             group.emit()
             group.closed = True
-            return group.root.keys | {prefix + "local"}
+            left = group.root.keys | {prefix + "local"}
+            for key in left & self.entries.keys():
+                at = bisect_left(self.inherits, key)
+                if self.inherits[at : at + 1] != [key]:
+                    self.inherits.insert(at, key)
+            return left
 
     def finish(self, prefix: str, key: str, data: bytes) -> None:
         """A branch is over: its result stands in the place of everything below it."""
@@ -235,7 +242,7 @@ class Group:
         return key
 
     def disclaim(self, scope: Scope, kind: str, name: object) -> None:
-        """A call that failed has left nothing: its name may be used again."""
+        """A call has returned nothing: its name may be used again."""
         scope.names.discard(f"{kind}:{_quote(name)}")
 
     def own(self, key: str) -> None:

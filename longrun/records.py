@@ -371,6 +371,11 @@ class RetentionPolicy:
     """Seconds between two looks for what is older."""
 
 
+def _policy(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, RetentionPolicy):
+        raise ConfigError(attribute.name, value, "give a RetentionPolicy")
+
+
 @frozen(kw_only=True)
 class ExecutorConfig:
     """How an executor runs. Bad values raise here, not later."""
@@ -399,7 +404,7 @@ class ExecutorConfig:
     """Unclean deaths without progress after which an execution is blocked."""
     on_corruption: str = field(default="previous", validator=_one_of("previous", "block"))
     """`previous`: go on from the newest readable checkpoint; `block`: stop the execution until it is resumed."""
-    retention: RetentionPolicy = field(factory=RetentionPolicy, validator=attrs.validators.instance_of(RetentionPolicy))
+    retention: RetentionPolicy = field(factory=RetentionPolicy, validator=_policy)
     """What is kept."""
 
     def __attrs_post_init__(self) -> None:

@@ -41,6 +41,12 @@ def take_first(value: Any, annotation: Any, seq: int, *, plain: bool) -> Snapsho
     return Snapshot(data, (), EMPTY, len(data))
 
 
+def take_again(tree: Any, annotation: Any, seq: int) -> Snapshot:
+    """The stored state of one execution for another to begin with, as it is, once it is known to fit."""
+    codec.structure(tree, annotation, "state")
+    return Snapshots(1).take_tree(tree, seq)
+
+
 class _Part:
     __slots__ = ("data", "name", "value")
 
@@ -70,7 +76,10 @@ class Snapshots:
 
     def take(self, value: Any, annotation: Any, seq: int, path: str = "state") -> Snapshot:
         """Encode `value` for boundary number `seq`."""
-        tree = codec.unstructure(value, annotation, path)
+        return self.take_tree(codec.unstructure(value, annotation, path), seq, path)
+
+    def take_tree(self, tree: Any, seq: int, path: str = "state") -> Snapshot:
+        """The same for what is stored already: who does not know its annotation writes it again as it is."""
         if not self._parts:
             data = codec.dumps(tree)
             size = len(data)

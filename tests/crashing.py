@@ -6,6 +6,7 @@ next executor on the same store sees its owner dead. (Step threads run on: a tes
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import anyio
 
 from longrun import Executor, ExecutorConfig, LeaseLostError, RetryPolicy, StepRegistry, codec
+from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
+from longrun.testing.interposed import InterposedBackend
 from longrun.worker import Worker
 
 PATIENCE = 20.0
@@ -55,6 +58,19 @@ async def crash(executor: CrashableExecutor) -> None:
     executor.threads.close()
     executor._lock.abandon()
     await executor.store.aclose()
+
+
+class Held(InterposedBackend):
+    """Holds what is to be written while `free` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryBackend())
+        self.free = threading.Event()
+        self.free.set()
+
+    def around(self, call: str, function: Any, *args: Any, **options: Any) -> Any:
+        assert call != "commit" or self.free.wait(PATIENCE)
+        return function(*args, **options)
 
 
 LASTING = 3600.0

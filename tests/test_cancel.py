@@ -12,7 +12,9 @@ import pytest
 
 from longrun import (
     ConfigError,
+    EventType,
     ExecutionCancelledError,
+    ExecutionEvent,
     ExecutionFailedError,
     Executor,
     ExecutorConfig,
@@ -33,6 +35,37 @@ from tests.crashing import PATIENCE, CrashableExecutor, crash
 @pytest.fixture
 def store() -> MemoryCheckpointStore:
     return MemoryCheckpointStore()
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_an_attempt_that_never_began_is_not_counted(store, again):
+    """In a back-off there is none behind the one that failed; after it there is."""
+    registry, clock = StepRegistry(), ManualClock()
+    backs_off, begun = anyio.Event(), anyio.Event()
+
+    @registry.step(retry=RetryPolicy(initial=30.0, jitter=False))
+    async def work(ctx: StepContext, state: Any) -> Any:
+        if ctx.attempt == 1:
+            raise OSError("away")
+        begun.set()
+        await anyio.sleep_forever()
+
+    async def note(event: ExecutionEvent) -> None:
+        if event.type is EventType.STEP_RETRYING:
+            backs_off.set()
+
+    registry.workflow("work", [work])
+    with anyio.fail_after(PATIENCE):
+        async with Executor(registry, store=store, clock=clock, on_event=note) as executor:
+            run = await executor.start("work")
+            await backs_off.wait()
+            if again:
+                clock.advance(31)
+                await begun.wait()
+            await run.cancel()
+            with pytest.raises(ExecutionCancelledError) as caught:
+                await run.result()
+            assert caught.value.attempt == (await run.info()).attempt == (2 if again else 1)
 
 
 def forever(begun: anyio.Event, ended: list[str]) -> StepRegistry:

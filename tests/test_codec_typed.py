@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -192,3 +193,56 @@ def test_the_stored_fields_win_over_what_the_constructor_does():
     assert round_trip(counter, Counter) == counter
     converted = Converted("a")
     assert round_trip(converted, Converted).text == "a!"
+
+
+@dataclasses.dataclass
+class Parcel:
+    to: str
+    weight: int = 0
+
+
+Letter = attrs.make_class("Letter", {"text": attrs.field(type=str), "_pages": attrs.field(type=int, default=1)})
+UNSAID = codec.perhaps(Parcel | Letter | None)
+PLAIN = [
+    {},
+    {"to": "x"},
+    {"to": "x", "weight": 3},
+    {"text": "", "_pages": 2},
+    {"a": 1},
+    {1: 2},
+    {"$": 1},
+    [{}],
+    3,
+    None,
+]
+
+
+@pytest.mark.parametrize("value", PLAIN)
+def test_plain_data_stays_plain_where_a_class_could_stand_and_reads_without_the_annotation(
+    value: Any, either_json: str
+):
+    assert same(round_trip(value, UNSAID), value)
+    assert same(codec.decode(codec.encode(value, UNSAID)), value)
+
+
+@pytest.mark.parametrize("value", [Parcel("x"), Parcel("x", 3), Letter("t"), Letter("t", 4)])
+def test_an_instance_where_plain_data_could_stand_is_stored_as_if_that_were_said(value: Any, either_json: str):
+    assert round_trip(value, UNSAID) == value
+    assert codec.encode(value, UNSAID) == codec.encode(value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("stored", "value"),
+    [
+        (b'{"to":"x"}', Parcel("x")),
+        (b'{"to":"x","weight":3}', Parcel("x", 3)),
+        (b'{"text":"t","_pages":4}', Letter("t", 4)),
+        (b'{"to":"x","weight":3,"rows":[1]}', {"to": "x", "weight": 3, "rows": [1]}),
+        (b'{"to":"x","weight":"3"}', {"to": "x", "weight": "3"}),
+        (b'{"weight":3}', {"weight": 3}),
+        (b"{}", {}),
+    ],
+)
+def test_an_object_without_a_tag_is_of_the_class_only_if_nothing_of_it_is_lost(stored: bytes, value: Any):
+    """So it was stored once, whatever it had been."""
+    assert same(codec.decode(stored, UNSAID), value)

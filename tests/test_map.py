@@ -25,7 +25,8 @@ from longrun import (
     StepContext,
     SyncStepContext,
 )
-from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, registry_of, run, stored
+from longrun.stores.store import CheckpointStore
+from tests.crashing import AT_ONCE, NEVER, PATIENCE, Held, crash_at, finish, registry_of, run, stored
 
 
 @pytest.fixture
@@ -37,6 +38,66 @@ async def store():
 @attrs.frozen
 class Page:
     number: int
+
+
+async def test_a_time_limit_that_ends_while_a_branch_becomes_durable_leaves_its_result():
+    """Asked again, it waits until that is durable, and runs what is missing."""
+    backend, calls = Held(), []
+
+    async def step(ctx: StepContext, state):
+        async def branch(n: int) -> int:
+            calls.append(n)
+            if n == 1:
+                backend.free.clear()
+                limit.cancel()
+            return n * 10
+
+        async def all_of_them() -> Any:
+            return await ctx.map(branch, [0, 1], limit=1)
+
+        try:
+            with anyio.CancelScope() as limit:
+                await all_of_them()
+            assert limit.cancelled_caught
+            with anyio.CancelScope() as limit:
+                limit.cancel()
+                await all_of_them()
+            assert limit.cancelled_caught, "it is not durable yet"
+        finally:
+            backend.free.set()
+        return await all_of_them(), await stored(store)
+
+    async with CheckpointStore(backend) as store:
+        results, entries = await run(registry_of(step), store, config=NEVER)
+    assert results == [0, 10]
+    assert calls == [0, 1]
+    assert entries["map:branch/1"] == {"ok": 10}
+
+
+async def test_a_map_that_was_cut_short_goes_on_and_leaves_nothing_behind(store):
+    calls: list[Any] = []
+
+    async def step(ctx: StepContext, state):
+        async def branch(inner: StepContext, n: int) -> int:
+            if (n, "again") not in inner.local.items():
+                inner.local[n] = "again"
+                await inner.once("first", calls.append, n)
+                limit.cancel()
+                await anyio.lowlevel.checkpoint()
+            return n
+
+        with anyio.CancelScope() as limit:
+            await ctx.map(branch, [1, 2], limit=1)
+        with anyio.CancelScope() as limit:
+            await ctx.map(branch, [1, 2], limit=1)
+        results = await ctx.map(branch, [1, 2], limit=1)
+        await ctx.checkpoint(force=True)
+        return results, sorted(await stored(store))
+
+    results, keys = await run(registry_of(step), store, config=NEVER)
+    assert results == [1, 2]
+    assert calls == [1, 2]
+    assert keys == ["map:branch", "map:branch/0", "map:branch/1"]
 
 
 async def test_results_come_in_the_order_of_the_items():

@@ -29,7 +29,8 @@ from longrun import (
     SyncStepContext,
     open_store,
 )
-from tests.crashing import AT_ONCE, NEVER, PATIENCE, crash_at, finish, registry_of, run, stored
+from longrun.stores.store import CheckpointStore
+from tests.crashing import AT_ONCE, NEVER, PATIENCE, Held, crash_at, finish, registry_of, run, stored
 
 
 @pytest.fixture
@@ -209,6 +210,61 @@ async def test_a_call_that_fails_keeps_nothing_and_may_be_made_again():
 
     assert await run(registry_of(step)) == "paid"
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_time_limit_that_ends_while_it_becomes_durable_leaves_the_result(inside):
+    """The call has been made: asked again, it waits until that is durable, and makes no other."""
+    backend, calls = Held(), []
+
+    async def get(ctx: StepContext) -> Any:
+        async def fetch() -> int:
+            calls.append("fetch")
+            backend.free.clear()
+            limit.cancel()
+            return 5
+
+        try:
+            with anyio.CancelScope() as limit:
+                await ctx.once("fetch", fetch)
+            assert limit.cancelled_caught
+            with anyio.CancelScope() as limit:
+                limit.cancel()
+                await ctx.once("fetch", fetch)
+            assert limit.cancelled_caught, "it is not durable yet"
+        finally:
+            backend.free.set()
+        return await ctx.once("fetch", fetch)
+
+    async def step(ctx: StepContext, state):
+        if not inside:
+            return await get(ctx), await stored(store)
+        (seen,) = [(await get(ctx), await stored(store)) async for _ in ctx.each("items", [1])]
+        return seen
+
+    async with CheckpointStore(backend) as store:
+        result, entries = await run(registry_of(step), store, config=NEVER)
+    assert result == 5
+    assert calls == ["fetch"]
+    assert entries["items#0/once:fetch" if inside else "once:fetch"] == 5
+
+
+async def test_in_a_thread_too_a_result_that_was_not_seen_durable_is_there_when_asked_again(monkeypatch):
+    calls: list[Any] = []
+
+    async def away() -> None:
+        raise OSError("away")
+
+    def step(ctx: SyncStepContext, state):
+        with monkeypatch.context() as patch:
+            patch.setattr(ctx._port, "durable", away)
+            for _ in range(2):
+                with pytest.raises(OSError, match="away"):
+                    ctx.once("fetch", calls.append, 1)
+        return ctx.once("fetch", calls.append, 1)
+
+    assert await run(registry_of(step)) is None
+    assert calls == [1]
 
 
 async def test_a_key_used_twice_raises():

@@ -33,6 +33,7 @@ from longrun import (
     StepRegistry,
     WaitFor,
 )
+from longrun.client import Client as PlainClient
 from longrun.stored import Head, copied
 from longrun.testing import ManualClock
 from longrun.worker import Worker
@@ -409,6 +410,89 @@ async def test_a_result_of_which_the_step_says_nothing_may_be_of_the_class_that_
         assert await run.result() == expected
     async with Executor(registry, store=store, clock=clock) as executor:
         assert await (await executor.handle("a")).result() == expected
+
+
+@define
+class Job:
+    url: str = ""
+    pages: int = 0
+
+
+DICTS: dict[str, dict[Any, Any]] = {
+    "more": {"url": "u", "total": 42, "rows": [1, 2, 3]},
+    "the same keys": {"url": "u", "pages": 3},
+    "some of them": {"url": "u"},
+    "none": {},
+    "other keys": {1: Decimal(2)},
+    "large": {"url": "u" * 20_000, "pages": 3},
+}
+
+
+def job_workflow(end: str, result: Any) -> StepRegistry:
+    """Its only step says nothing of its result."""
+    registry = StepRegistry()
+
+    @registry.step
+    async def report(state: Job):
+        return {"return": result, "finish": Finish(result), "sleep": Sleep(5, result)}[end]
+
+    registry.workflow("work", [report])
+    return registry
+
+
+@pytest.mark.parametrize("end", ["return", "finish", "sleep"])
+@pytest.mark.parametrize("kind", DICTS)
+async def test_a_dict_stays_a_dict_where_a_class_could_stand(store, end, kind):
+    """I1: the class has a default for every field, and so any dict could be read as one."""
+    registry, clock, expected = job_workflow(end, DICTS[kind]), ManualClock(autojump=True), DICTS[kind]
+    async with Executor(registry, store=store, clock=clock) as executor:
+        run = await executor.start("work", Job("u"), id="a")
+        assert await run.result() == expected
+        assert await run.result() == expected
+        assert (await executor.history("a"))[-1].state == expected
+        assert await (await executor.fork("a")).result() == expected
+    async with PlainClient(store) as client:
+        assert await client.handle("a").result() == expected
+        assert (await client.history("a"))[-1].state == expected
+        await client.fork("a", new_id="b")
+    async with Worker(registry, store=store, clock=clock) as worker:
+        assert await (await worker.handle("a")).result() == expected
+        assert await (await worker.handle("b")).result() == expected
+
+
+async def test_a_dict_stays_one_if_the_wait_behind_its_step_ends_where_that_is_not_known(store):
+    registry, clock = job_workflow("sleep", {"url": "u"}), ManualClock()
+    async with Executor(registry, store=store, clock=clock) as executor:
+        await (await executor.start("work", Job("u"), id="a")).wait("waiting")
+    other = StepRegistry()
+
+    async def another(state: Any) -> Any:
+        raise AssertionError
+
+    other.workflow("work", [another])
+    async with Executor(other, store=store, clock=ManualClock(autojump=True)) as executor:
+        assert await (await executor.handle("a")).result() == {"url": "u"}
+    async with Executor(registry, store=store, clock=clock) as executor:
+        assert await (await executor.handle("a")).result() == {"url": "u"}
+
+
+async def test_a_dict_for_a_step_that_is_not_known_here_is_read_by_its_annotation(store):
+    newer, older = StepRegistry(), StepRegistry()
+
+    async def fetch(state: Job):
+        return {"amount": Decimal(9), "when": datetime(2026, 1, 1, tzinfo=UTC)}
+
+    async def pay(state: Total) -> Decimal:
+        return state.amount
+
+    newer.workflow("buy", [fetch, pay])
+    older.workflow("buy", [fetch])
+    async with Executor(newer, store=store, clock=ManualClock()) as executor:
+        await executor.submit("buy", Job(), id="a")
+    async with Worker(older, store=store) as worker:
+        await (await worker.handle("a")).wait("blocked")
+    async with Executor(newer, store=store) as executor:
+        assert await (await executor.handle("a")).result() == Decimal(9)
 
 
 async def test_a_history_can_be_read_although_a_class_has_changed(registry, store):

@@ -20,9 +20,11 @@ from longrun.encoding.plain import (
     Json,
     Located,
     Refused,
+    field_names,
     from_plain,
     has_fields,
     key_part,
+    tagged_dict,
     to_plain,
     type_name,
 )
@@ -268,22 +270,28 @@ class OptionalForm(Form):
 
 
 class PerhapsForm(Form):
-    """What may be of a class, and may be anything plain: nobody has said. A dict that reads as the class is one."""
+    """What may be of a class, and may be anything plain: nobody has said. An object without a tag is an instance, and a
+    dict is tagged as one, so that it comes back as a dict whatever its keys are."""
 
-    def __init__(self, inner: Form) -> None:
-        self.name, self.inner = f"{inner.name}, or plain data", inner
+    def __init__(self, inner: Form, *, tagged: bool = True) -> None:
+        self.name, self.inner, self._tagged = f"{inner.name}, or plain data", inner, tagged
         self.outer, self.shapes = (object,), ALL_SHAPES
 
     def parts(self) -> list[tuple[str, Form]]:
         return [("", self.inner)]
 
     def write(self, value: Any) -> Json:
-        return self.inner.write(value) if has_fields(type(value)) else to_plain(value)
+        if has_fields(type(value)):
+            return self.inner.write(value)
+        return tagged_dict(value) if self._tagged and type(value) is dict else to_plain(value)
 
     def read(self, tree: Json) -> Any:
-        if isinstance(tree, dict):
+        """A dict had no tag here once: what the class would ignore of it is not lost."""
+        if type(tree) is dict and TAG not in tree:
             with contextlib.suppress(Mismatch):
-                return self.inner.read(tree)
+                value = self.inner.read(tree)
+                if tree.keys() <= field_names(type(value)):
+                    return value
         return from_plain(tree)
 
 

@@ -12,6 +12,7 @@ library, so both write text that either reads alike.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import math
 import re
@@ -176,6 +177,13 @@ def has_fields(kind: type) -> bool:
     return hasattr(kind, "__attrs_attrs__") or hasattr(kind, "__dataclass_fields__")
 
 
+def field_names(kind: type) -> frozenset[str]:
+    """The names of these fields; none, if it has none."""
+    attributes = getattr(kind, "__attrs_attrs__", ())
+    fields = dataclasses.fields(kind) if not attributes and dataclasses.is_dataclass(kind) else ()
+    return frozenset(field.name for field in (*attributes, *fields))
+
+
 def why_not(value: object) -> str:
     """Why a value has no plain form, in terms of its type only."""
     kind = type(value)
@@ -220,6 +228,11 @@ def _write_dict(value: dict[Any, Any], room: int) -> Json:
             refused.parts.append(key_part(key))
             raise
     return tree
+
+
+def tagged_dict(value: dict[Any, Any]) -> Json:
+    """A dict that nothing else can be taken for, whatever its keys are."""
+    return _write_pairs(value, MAX_DEPTH)
 
 
 def _write_pairs(value: dict[Any, Any], room: int) -> Json:
