@@ -18,7 +18,6 @@ from longrun.errors import (
     ExecutionNotFoundError,
     LeaseLostError,
     LongrunError,
-    RegistrationError,
 )
 from longrun.events import EventType
 from longrun.inbox import stored_numbers
@@ -215,10 +214,9 @@ class Obedience:
         """Somebody has seen the damage and says that it shall go on: what could be read becomes the newest checkpoint,
         so that nobody stumbles over the same damage again."""
         book = self._book
-        kind = book.state_type
         try:
-            snapshot = book.snapshot(book.state(kind), kind)
-        except (CodecError, RegistrationError):  # nothing could be: whoever resumes it may bring another state
+            snapshot = book.snapshot_again()
+        except CodecError:  # nothing could be: whoever resumes it may bring another state
             return
         boundary = book.boundary("state", snapshot, name=book.step_name or book.last_step)
         await book.cross(boundary, {}, snapshot=snapshot)
