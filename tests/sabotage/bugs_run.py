@@ -120,8 +120,9 @@ def every_item_not_waited_for() -> None:
 @bug("once-stored-before-the-call", "tests/test_once.py::test_a_crash_during_the_call_calls_it_again")
 def once_stored_before_the_call() -> None:
     """A memo is durable before its function was called."""
-    call = "result = await self._call(function, *args)"
-    edit("longrun.context", "StepContext.once", call, f"memo.keep(None); await self._port.durable(); {call}")
+    call = "memo.keep(await self._call(function, *args))"
+    line = f"result = memo.read() if memo.stored is not None else {call}"
+    edit("longrun.context", "StepContext.once", line, f"memo.keep(None); await self._port.durable(); result = {call}")
 
 
 @bug(
