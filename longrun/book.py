@@ -67,6 +67,7 @@ class Book:
     on_progress: Callable[[], object] | None = None
     """Called when durable progress has cleared the count of crashes."""
     _ledger: Ledger | None = None
+    _unsaved: list[Boundary] | None = None
     _unsaved_blobs: Mapping[str, bytes] = EMPTY
     _events: tuple[Event, ...] = ()
     _clear = False
@@ -94,7 +95,6 @@ class Book:
         self._blobs = loaded.blobs
         self._snapshots = Snapshots(executor.config.retention.history)
         self._snapshots.restore(loaded.boundary.data or b"null", loaded.blobs, loaded.kept)
-        self._unsaved: list[Boundary] = []
         self._saved_at = self._clock.monotonic()
 
     def _with_steps(self, definition: Definition) -> tuple[Definition, Given]:
@@ -294,6 +294,8 @@ class Book:
                 self._clear = self._clear or self._ledger.stored
                 self._ledger = None
             self.progress = None
+        if self._unsaved is None:
+            self._unsaved = []
         self._unsaved.append(boundary)
         if self._bus.active:
             data = {"seq": boundary.seq, "kind": boundary.kind}
@@ -307,7 +309,7 @@ class Book:
         return anyio.lowlevel.checkpoint()
 
     def _flush_is_due(self) -> bool:
-        if len(self._unsaved) >= UNSAVED_LIMIT:
+        if self._unsaved is not None and len(self._unsaved) >= UNSAVED_LIMIT:
             return True
         if self._durability == "exit":
             return False
@@ -358,9 +360,8 @@ class Book:
         """Hand over the head as it is now, with everything gathered so far and what the ledger has `noted`."""
         (put, drop), head = noted, self.head
         clear, self._clear = self._clear, False
-        boundaries, blobs = tuple(self._unsaved), self._unsaved_blobs
-        self._unsaved.clear()
-        self._unsaved_blobs = EMPTY
+        boundaries, blobs = tuple(self._unsaved or ()), self._unsaved_blobs
+        self._unsaved, self._unsaved_blobs = None, EMPTY
         if len(boundaries) > 1:
             boundaries, blobs = _gathered(boundaries, blobs)
         keep_from, gone = self._snapshots.keep(boundaries, head.owner is None)

@@ -234,24 +234,25 @@ class Crew(Starting):
             before.lose()  # others had it meanwhile, which it has not noticed; whoever waits for it must not wait on
         self.runners[runner.id] = runner
         self.resting.pop(runner.id, None)
-        self._shelter.run(self._run, runner, name=f"longrun-{runner.id}")
+        self._shelter.run(runner.run, name=f"longrun-{runner.id}", ended_by=runner)
         return runner
 
-    async def _run(self, runner: Runner) -> None:
-        trouble: str | None = None
-        try:
-            await runner.run()
-        except LongrunError as error:  # refused for good by the store, or it cannot be stored
-            self.log.error("execution.stopped", execution=runner.id, error_type=type(error).__name__)  # noqa: TRY400 -- a traceback may quote a state
-            trouble = str(error)
-        except Exception as error:  # a defect of ours must not take the other executions along
-            self.log.exception("runner.defect", execution=runner.id, error_type=type(error).__name__)
-            trouble = f"longrun itself failed: {type(error).__name__}"
-        finally:
-            if trouble is None:
-                self._ended(runner)
-        if trouble is not None:  # in a task of its own: a step may have left a scope open here that was cancelled
-            self._shelter.run(self._put_aside, runner, trouble, name=f"longrun-aside-{runner.id}")
+    def trouble_with(self, runner: Runner, error: Exception) -> str:
+        """Why an execution cannot go on."""
+        kind = type(error).__name__
+        if isinstance(error, LongrunError):  # refused for good by the store, or it cannot be stored
+            self.log.error("execution.stopped", execution=runner.id, error_type=kind)  # a traceback may quote a state
+            return str(error)
+        self.log.error("runner.defect", execution=runner.id, error_type=kind, exc_info=error)
+        return f"longrun itself failed: {kind}"
+
+    def left(self, runner: Runner, trouble: str | None) -> None:
+        """A runner's task is over. What is in trouble is put aside in a task of its own: a step may have left a scope
+        open in this one that was cancelled."""
+        if trouble is None:
+            self._ended(runner)
+        else:
+            self._shelter.run(partial(self._put_aside, runner, trouble), name=f"longrun-aside-{runner.id}")
 
     async def _put_aside(self, runner: Runner, reason: str) -> None:
         try:

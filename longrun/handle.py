@@ -60,19 +60,19 @@ class ExecutionHandle:
         `ExecutionBlockedError` if there is none, and `TimeoutError` if it has not ended after so many seconds."""
         away = self._absence()
         if away is None and timeout is None:
-            return await self._result()
+            here = await self._room.ended_here(self.id)
+            return await self._result() if here is None else here.value
         async with away or contextlib.nullcontext():
             with anyio.fail_after(check_timeout(timeout)):
-                return await self._result()
+                here = await self._room.ended_here(self.id)
+                return await self._result() if here is None else here.value
 
     def _absence(self) -> AbstractAsyncContextManager[Any] | None:
         """What to enter while waiting, if anything."""
         return self._room.away() if self._away is None else self._away()
 
     async def _result(self) -> Any:
-        here = await self._room.ended_here(self.id)
-        if here is not None:
-            return here.value
+        """That of one that runs elsewhere, or has ended before: as it is stored."""
         try:
             loaded = await self._room.until(self.id, frozenset({State.BLOCKED}), wakes=self._away is not None)
         except CorruptDataError as error:

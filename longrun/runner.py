@@ -54,6 +54,9 @@ class Runner:
     """The step in flight, or the last one if it was cut short."""
     scope: anyio.CancelScope
     _cut: tuple[Step, Outcome] | None = None
+    """The step that was cut short in the last stretch, and how it ended."""
+    _taken_up = False
+    _told_to_end = False
     _wake = RUNG
 
     def __init__(
@@ -170,24 +173,33 @@ class Runner:
     async def run(self) -> None:
         """Until it ends, parks, pauses, or the executor leaves."""
         inside.set(self.id)
+        trouble: str | None = None
         try:
-            if self._runs_already or await self._take_up():
-                while await self._stretch():
-                    pass
+            while await self._stretch():
+                pass
         except LeaseLostError:
             self.book.emit(EventType.LEASE_LOST)
             self.crew.log.warning("execution.lease_lost", execution=self.id, fence=self.head.fence)
-        except Exception:
-            raise
+        except Exception as error:  # a defect of ours must not take the other executions along
+            trouble = self.crew.trouble_with(self, error)
         except BaseException:  # cancelled from outside, or Ctrl-C came while this task ran
-            if self.crew.alive:
-                await self._give_back()
+            await self._give_back()
             raise
         finally:
             self.seat.close()
+            self.crew.left(self, trouble)
+
+    def cancel(self) -> None:
+        """End the task: what it does is cut short, but for its last words. Nothing more is begun."""
+        self._told_to_end = True
+        self.interrupt()
+        if hasattr(self, "scope"):  # it has begun
+            self.scope.cancel()
 
     async def _give_back(self) -> None:
         """The program itself is being ended: no crash of this execution, so it is not left to look like one."""
+        if not self.crew.alive:
+            return
         with anyio.move_on_after(LAST_WORDS, shield=True):
             try:
                 await self._obedience.release()
@@ -237,9 +249,15 @@ class Runner:
 
     async def _stretch(self) -> bool:
         """Step after step under one cancel scope, since entering one for each would cost as much as the step. A step
-        that was cut short has used the scope up: what follows from that is done outside it. False: nothing more."""
-        self._cut = None
+        that was cut short has used the scope up: what follows from that is done in the next. False: nothing more."""
         with self.loop.scope() as self.scope:
+            if self._told_to_end:
+                self.scope.cancel()
+            if not (self._taken_up or self._runs_already or await self._take_up()):
+                return False
+            self._taken_up = True
+            if self._cut is not None and not await self._after_cut(*self._cut):
+                return False
             while True:
                 ended = await stride(self)
                 if ended is False:
@@ -251,12 +269,19 @@ class Runner:
                     raise error
             if self._cut is None:
                 return False
-        attempt = self.running
-        assert attempt is not None
+        if self._told_to_end:
+            await self._give_back()
+            return False
         if self._cut is None:  # cancelled, and the cancellation came all the way up
-            self._cut = attempt.step, attempt.cut_short()
-        step, outcome = self._cut
-        self._conclude(attempt)
+            assert self.running is not None
+            self._cut = self.running.step, self.running.cut_short()
+        return True
+
+    async def _after_cut(self, step: Step, outcome: Outcome) -> bool:
+        """What follows from the step that was cut short in the last stretch."""
+        self._cut = None
+        assert self.running is not None
+        self._conclude(self.running)
         more = self._moved(step, outcome) or await self._after(step, outcome)
         if not isinstance(more, bool) and (error := await more) is not None:
             raise error

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,6 +21,13 @@ from longrun.loops import current_loop, current_task
 Function = Callable[..., Awaitable[Any]]
 
 
+class Endable(Protocol):
+    """What ends a task when it is told to: a cancel scope around it, or something that knows better."""
+
+    def cancel(self) -> None:
+        """End it as a task group ends its tasks: again and again, but for what is shielded."""
+
+
 class Shelter:
     def __init__(self, interrupted: Callable[[], object]) -> None:
         """`interrupted` is called when Ctrl-C came while one of the tasks ran; the tasks are cancelled then."""
@@ -27,10 +35,10 @@ class Shelter:
         self._log = get_logger()
         self._interrupted = self._closing = False
         self._inner: TaskGroup | None = None
-        self._early: list[tuple[Callable[..., None], Function, tuple[object, ...], str]] = []
-        """What was to be started before the shelter stood, and how."""
-        self._plain: dict[anyio.CancelScope, asyncio.Task[None]] = {}
-        """The tasks that are in no task group, by the scopes that end them."""
+        self._early: list[Callable[[], None]] = []
+        """What was to be started before the shelter stood."""
+        self._plain: dict[Endable, asyncio.Task[None]] = {}
+        """The tasks that are in no task group, by what ends them."""
         self._failure: BaseException | None = None
         self._errands: deque[tuple[Function, str]] = deque()
         self._errand = anyio.Event()
@@ -105,8 +113,8 @@ class Shelter:
                 return
             tasks.cancel_scope.shield = True
             self._inner = tasks
-            for start, function, args, name in self._early:
-                start(function, *args, name=name)
+            for start in self._early:
+                start()
             try:
                 await anyio.sleep_forever()
             finally:
@@ -114,52 +122,49 @@ class Shelter:
 
     def start(self, function: Function, *args: object, name: str) -> None:
         if self._inner is None:
-            self._early.append((self.start, function, args, name))
+            self._early.append(partial(self.start, function, *args, name=name))
         else:
             self._inner.start_soon(self._watched, function, *args, name=name)
 
-    def run(self, function: Function, *args: object, name: str) -> None:
+    def run(self, function: Callable[[], Awaitable[Any]], *, name: str, ended_by: Endable | None = None) -> None:
         """As `start`, for an execution. There are many of these, and with asyncio a plain task costs a fraction of one
-        in a task group."""
+        in a task group. It is run under a scope of its own, unless it has what it can be `ended_by`."""
         if self._inner is None:
-            self._early.append((self.run, function, args, name))
+            self._early.append(partial(self.run, function, name=name, ended_by=ended_by))
         elif self._own_task is None:
-            self.start(function, *args, name=name)
+            self.start(function, name=name)
         else:
-            scope = self._loop.scope()
-            task = self._own_task.get_loop().create_task(self._run_plain(scope, function, *args), name=name)
+            if ended_by is None:
+                ended_by = scope = self._loop.scope()
+                function = partial(_within, scope, function)
+            task = self._own_task.get_loop().create_task(self._run_plain(function, ended_by), name=name)
             if not task.done():  # as it may be where tasks begin at once
-                self._plain[scope] = task
+                self._plain[ended_by] = task
 
-    async def _run_plain(self, scope: anyio.CancelScope, function: Function, *args: object) -> None:
-        """Under a scope of its own, by which it is ended as the tasks of a group are: again and again, but for what is
-        shielded."""
+    async def _run_plain(self, function: Callable[[], Awaitable[Any]], ended_by: Endable) -> None:
         if not self.stands:
-            scope.cancel()
+            ended_by.cancel()
         try:
-            with scope:
-                try:
-                    await function(*args)
-                except BaseException as error:
-                    if not self._takes(error):
-                        raise
-        except asyncio.CancelledError:
-            raise
+            await function()
+        except asyncio.CancelledError as error:
+            if not self._takes(error):
+                raise
         except Exception as error:  # a step has left a scope open: its execution has ended, and the others go on
             self._log.warning("task.left_open", error_type=type(error).__name__)
         except BaseException as error:
-            self._failure = self._failure or error
-            if self._inner is not None:
-                self._inner.cancel_scope.cancel()
+            if not self._takes(error):
+                self._failure = self._failure or error
+                if self._inner is not None:
+                    self._inner.cancel_scope.cancel()
         finally:
-            self._plain.pop(scope, None)
+            self._plain.pop(ended_by, None)
 
     async def _end_plain(self) -> None:
         """One that was cancelled before it began is done, and has not left by itself."""
         with anyio.CancelScope(shield=True):
             while left := [task for task in self._plain.values() if not task.done()]:
-                for scope in self._plain:
-                    scope.cancel()
+                for one in list(self._plain):
+                    one.cancel()
                 await asyncio.wait(left)
         if self._failure is not None:
             raise self._failure
@@ -195,3 +200,8 @@ class Shelter:
             while self._errands:
                 function, name = self._errands.popleft()
                 self.start(function, name=name)
+
+
+async def _within(scope: anyio.CancelScope, function: Callable[[], Awaitable[Any]]) -> None:
+    with scope:
+        await function()
