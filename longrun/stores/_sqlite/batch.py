@@ -24,7 +24,20 @@ from longrun.stores._sqlite import pack, sql
 from longrun.stores._sqlite.file import KIND
 from longrun.stores._sqlite.known import Known, Row
 from longrun.stores._sqlite.many import MOST_ONCE, MOST_ROWS, insert
-from longrun.stores._sqlite.ready import UNSTORABLE, Part, Ready, ReadyCreate, ReadySave, Unfit, wake_of
+from longrun.stores._sqlite.ready import (
+    OF_BOUNDARY,
+    OF_HEAD,
+    OF_START,
+    OF_STEPS,
+    UNSTORABLE,
+    Part,
+    Ready,
+    ReadyCreate,
+    ReadySave,
+    ReadyStart,
+    Unfit,
+    wake_of,
+)
 from longrun.stores.assemble import fits
 from longrun.stores.base import KEYS_REMEMBERED, Answer
 
@@ -81,9 +94,11 @@ class Batch:
     def answer(self, readied: Iterable[Ready]) -> list[Answer]:
         return [self._pass(*one) if isinstance(one, tuple) else self._answer(one) for one in readied]
 
-    def _answer(self, ready: ReadySave | ReadyCreate | Send | Unfit) -> Answer:
+    def _answer(self, ready: ReadySave | ReadyStart | ReadyCreate | Send | Unfit) -> Answer:
         if isinstance(ready, ReadySave):
             return self._save(ready)
+        if isinstance(ready, ReadyStart):
+            return self._start(ready)
         if isinstance(ready, ReadyCreate):
             return self._create(ready)
         if isinstance(ready, Unfit):
@@ -206,20 +221,24 @@ class Batch:
         row.state, row.owner, row.ended, row.woken, row.wake = state, head.owner, head.ended, woken, wake
         self.announce = True
 
+    def _start(self, ready: ReadyStart) -> bool:
+        id, head = ready.create.id, ready.create.head
+        if (key := self._key_for(id, head.owner)) is None:
+            return False
+        columns = ready.columns
+        self._starts += (key, *columns[OF_START])
+        self._new_heads += (key, *columns[OF_HEAD])
+        self._steps += (key, *columns[OF_STEPS])
+        self._boundaries += (key, *columns[OF_BOUNDARY])
+        self._known[id] = Row(key, head.fence, head.revision, "running", head.owner)
+        return True
+
     def _create(self, ready: ReadyCreate) -> bool:
         id, head = ready.create.id, ready.create.head
-        if id in self._known:
-            self.loose.append(id)
+        if (key := self._key_for(id, head.owner)) is None:
             return False
-        key = self._new_key()
-        if head.owner not in self._owners:
-            self.loose.append(id)
-            self._say_if_foreign(head.owner)
         ready.columns[0] = ready.head[0] = ready.steps[0] = ready.boundary[0] = key
-        if ready.started:
-            self._starts += ready.columns
-        else:
-            self._creates += ready.columns
+        self._creates += ready.columns
         self._new_heads += ready.head
         self._steps += ready.steps
         self._boundaries += ready.boundary
@@ -228,8 +247,18 @@ class Batch:
         self._known[id] = Row(
             key, head.fence, head.revision, ready.state, head.owner, head.ended, head.woken, ready.wake
         )
-        self.announce = True
         return True
+
+    def _key_for(self, id: str, owner: str | None) -> int | None:
+        """The key of a new execution; None if its id is taken."""
+        if id in self._known:
+            self.loose.append(id)
+            return None
+        if owner not in self._owners:
+            self.loose.append(id)
+            self._say_if_foreign(owner)
+        self.announce = True
+        return self._new_key()
 
     def _new_key(self) -> int:
         if self._next_key is None:

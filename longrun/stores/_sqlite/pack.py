@@ -184,10 +184,11 @@ def _named(words: str) -> tuple[str, str | None, str | None]:
 
 
 BOUNDARY_WIDTH = 8
+"""With the execution's key in front."""
 
 
-def boundary_columns(id: str, boundary: Boundary) -> list[Any]:
-    """For `ADD_BOUNDARY`, with room for the execution's key in front."""
+def boundary_columns(id: str, boundary: Boundary) -> tuple[Any, ...]:
+    """For `ADD_BOUNDARY`, behind the execution's key."""
     b = boundary
     seq, started, data = b.seq, b.started, b.data
     numbers = _BOUNDARY.pack(
@@ -198,9 +199,9 @@ def boundary_columns(id: str, boundary: Boundary) -> list[Any]:
     place = boundary_place(id, seq)
     crc = crc32(numbers, crc32(words.encode(), place))
     if data is None:
-        return [0, seq, bytearray(numbers), words, crc, None, blobs, None]
+        return seq, bytearray(numbers), words, crc, None, blobs, None
     bound = bytearray(data) if len(data) <= COPIED else data
-    return [0, seq, bytearray(numbers), words, crc, crc32(data, _blobs_crc(place, blobs)), blobs, bound]
+    return seq, bytearray(numbers), words, crc, crc32(data, _blobs_crc(place, blobs)), blobs, bound
 
 
 def boundary_values(

@@ -12,6 +12,7 @@ from typing import Any
 
 from longrun.errors import NotStorableError
 from longrun.moves import End, Move
+from longrun.records import ExecutionState
 from longrun.stored import Create, Head, Save, Send, Write
 from longrun.stores import rows
 from longrun.stores._sqlite import pack
@@ -31,7 +32,7 @@ class ReadySave:
         self.state, self.numbers, self.words, self.crc = pack.head_columns(id, save.head)
         self.boundaries: list[Any] = []
         for boundary in save.boundaries:
-            self.boundaries += pack.boundary_columns(id, boundary)
+            self.boundaries += (0, *pack.boundary_columns(id, boundary))
         self.steps = None if save.steps is None else _steps(id, save.steps)
         if self.steps is not None:
             save.version.encode()  # text that is no Unicode is refused here, not in the middle of a transaction
@@ -39,28 +40,57 @@ class ReadySave:
         self.blobs = _checked(id, save.blobs, rows.blob_crc) if save.blobs else {}
 
 
-class ReadyCreate:
-    """Columns with room for the key in front: those of `START` if it is `started`, and of `CREATE` otherwise."""
+OF_START = slice(0, 10)
+OF_HEAD = slice(10, 14)
+OF_STEPS = slice(14, 16)
+OF_BOUNDARY = slice(16, None)
 
-    __slots__ = ("blobs", "boundary", "columns", "create", "head", "started", "state", "steps", "wake")
+
+class ReadyStart:
+    """A create that runs at once and has neither parent nor metadata nor blobs, as most do: columns without the key,
+    those of `START`, `CREATE_HEAD`, `ADD_STEPS` and `ADD_BOUNDARY`. In one tuple: all of a batch are in memory at once,
+    and the garbage collector looks at each object."""
+
+    __slots__ = ("columns", "create")
+
+    def __init__(self, create: Create, owner: str) -> None:
+        self.create, d, h = create, create.definition, create.head
+        id = d.id
+        _, numbers, words, crc = pack.head_columns(id, h)
+        named = id, d.workflow, d.version, d.total, d.queue, d.priority
+        self.columns = (
+            *(*named, d.created, rows.definition_crc((*named, "{}", None, d.created)), h.fence, owner),
+            *(h.revision, numbers, words, crc),
+            *_steps(id, d.steps),
+            *pack.boundary_columns(id, create.boundary),
+        )
+
+
+class ReadyCreate:
+    """Any other: columns with room for the key in front."""
+
+    __slots__ = ("blobs", "boundary", "columns", "create", "head", "state", "steps", "wake")
 
     def __init__(self, create: Create) -> None:
         self.create, d, h = create, create.definition, create.head
-        id, owner = d.id, h.owner
+        id = d.id
         self.state, numbers, words, crc = pack.head_columns(id, h)
         self.head = [0, h.revision, numbers, words, crc]
         values = rows.definition_values(d)
-        crc = rows.definition_crc(values)
-        runs = self.state == "running" and owner is not None and h.ended is None and not h.woken
-        self.started = runs and values[6] == "{}" and d.parent_id is None
-        self.wake = 0.0 if self.started else wake_of(h)
-        if self.started:
-            self.columns = [0, *values[:6], d.created, crc, h.fence, owner]
-        else:
-            self.columns = [0, *values, crc, self.state, h.fence, owner, h.ended, 1 if h.woken else 0, self.wake]
+        self.wake = wake_of(h)
+        place = self.state, h.fence, h.owner, h.ended, 1 if h.woken else 0, self.wake
+        self.columns = [0, *values, rows.definition_crc(values), *place]
         self.steps = [0, *_steps(id, d.steps)]
-        self.boundary = pack.boundary_columns(id, create.boundary)
+        self.boundary = [0, *pack.boundary_columns(id, create.boundary)]
         self.blobs = _checked(id, create.blobs, rows.blob_crc) if create.blobs else {}
+
+
+def _ready_create(create: Create) -> ReadyStart | ReadyCreate:
+    d, h = create.definition, create.head
+    runs = h.state is ExecutionState.RUNNING and h.ended is None and not h.woken
+    if not runs or h.owner is None or d.metadata or d.parent_id is not None or create.blobs:
+        return ReadyCreate(create)
+    return ReadyStart(create, h.owner)
 
 
 class Unfit:
@@ -74,14 +104,14 @@ class Unfit:
         self.refusal.__cause__ = error
 
 
-Ready = pack.ReadyMove | ReadySave | ReadyCreate | Send | Unfit
+Ready = pack.ReadyMove | ReadySave | ReadyStart | ReadyCreate | Send | Unfit
 
 
 _WAYS: dict[type, Callable[[Any], Ready]] = {
     Move: pack.move_columns,
     End: pack.move_columns,
     Save: ReadySave,
-    Create: ReadyCreate,
+    Create: _ready_create,
     Send: lambda send: send,
 }
 
