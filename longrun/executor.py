@@ -109,7 +109,8 @@ class Executor(Office):
     ) -> ExecutionHandle:
         """Store a new execution as running, then run it here. An `id` given before returns that execution's handle."""
         made, found = self.made(workflow, state, self.first_head(State.RUNNING, owner=self.owner), id, metadata)
-        await self.start_new(made, found)
+        if not await self.create(made):
+            await self.start_again(made, found)
         return ExecutionHandle(self, made.id)
 
     def find_workflow(self, workflow: Any) -> Workflow:

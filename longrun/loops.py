@@ -158,11 +158,11 @@ class _AsyncioLoop(_Scopes):
         left = self._left
         if len(left) > 1:
             self._loop.call_soon(self._tell)
+        answered: list[_AsyncioWaiter] = []
         for _ in range(len(left)):
             if not left:
                 return
             tell, answer = left.popleft()
-            answered: list[_AsyncioWaiter] = []
             self.answered = answered
             try:
                 tell(answer)
@@ -173,7 +173,8 @@ class _AsyncioLoop(_Scopes):
                     self._wake(answered)
 
     def _wake(self, left: list[_AsyncioWaiter]) -> None:
-        """Let those go on whom one call has answered, from the last to the first; the others again, as in `_tell`."""
+        """Let those go on whom one call has answered, from the last to the first; the others again, as in `_tell`. The
+        list is empty then."""
         if len(left) > 1:
             self._loop.call_soon(self._wake, left)
         while left:

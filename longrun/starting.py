@@ -59,8 +59,11 @@ class Starting(ControlRoom, abc.ABC):
 
     async def start_new(self, made: Create, workflow: Workflow) -> None:
         """Store a new execution and run it here; if its id is taken, take up what is stored there."""
-        if await self.create(made):
-            return
+        if not await self.create(made):
+            await self.start_again(made, workflow)
+
+    async def start_again(self, made: Create, workflow: Workflow) -> None:
+        """The same for one that could not be created."""
         loaded = await self.find_or_create(made, workflow)
         if loaded is None:
             return

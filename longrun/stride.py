@@ -56,7 +56,7 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
         if LEFT and LEFT.get(runner.key):
             return True
         stage = stages[steps[index], None if index == last else steps[index + 1]]
-        if stage is None or not seat.take_at_once(runner):
+        if stage is None or not (((place := seat.place) and place.granted) or seat.take_at_once(runner)):
             return True
         step, plain = stage
         try:

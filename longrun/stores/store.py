@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -144,10 +144,13 @@ class CheckpointStore:
 
     # the writer's side
 
-    async def create(self, create: Create) -> bool:
+    def create(self, create: Create) -> Coroutine[Any, Any, bool]:
         """Store a new execution; False if the id is taken."""
-        created = bool(await self._write(create))
-        if created and create.head.owner is None:
+        return self._create_for_others(create) if create.head.owner is None else self._write(create)
+
+    async def _create_for_others(self, create: Create) -> bool:
+        created: bool = await self._write(create)
+        if created:
             self._watcher.tell()
         return created
 
@@ -326,10 +329,10 @@ class CheckpointStore:
 
     # plumbing
 
-    def _write(self, write: Write) -> Awaitable[Any]:
+    def _write(self, write: Write) -> Coroutine[Any, Any, Any]:
         return self._answer(write, None)
 
-    def _call(self, function: Callable[[], Any]) -> Awaitable[Any]:
+    def _call(self, function: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
         return self._answer(None, function)
 
     async def _answer(self, write: Write | None, function: Callable[[], Any] | None) -> Any:
