@@ -250,29 +250,30 @@ class Runner:
     async def _stretch(self) -> bool:
         """Step after step under one cancel scope, since entering one for each would cost as much as the step. A step
         that was cut short has used the scope up: what follows from that is done in the next. False: nothing more."""
+        if self._told_to_end and self._cut is None:
+            await self._give_back()
+            return False
         with self.loop.scope() as self.scope:
-            if self._told_to_end:
-                self.scope.cancel()
-            if not (self._taken_up or self._runs_already or await self._take_up()):
+            if self._cut is not None:
+                if self._told_to_end:
+                    self.scope.cancel()
+                if not await self._after_cut(*self._cut):
+                    return False
+            elif not (self._taken_up or self._runs_already or await self._take_up()):
                 return False
             self._taken_up = True
-            if self._cut is not None and not await self._after_cut(*self._cut):
-                return False
-            while True:
+            while not self._told_to_end:
                 ended = await stride(self)
                 if ended is False:
                     return False
                 more = await (self._turn() if ended is True else self._concluded(*ended))
                 if not more:
+                    if self._cut is None:
+                        return False
                     break
                 if more is not True and (error := await more) is not None:
                     raise error
-            if self._cut is None:
-                return False
-        if self._told_to_end:
-            await self._give_back()
-            return False
-        if self._cut is None:  # cancelled, and the cancellation came all the way up
+        if self._cut is None and not self._told_to_end:  # cancelled, and the cancellation came all the way up
             assert self.running is not None
             self._cut = self.running.step, self.running.cut_short()
         return True

@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 import pytest
+import sniffio
 
 from longrun import (
     ConfigError,
@@ -25,8 +26,10 @@ from longrun import (
     StepInterrupted,
     StepRegistry,
     SyncStepContext,
+    drain,
     open_store,
 )
+from longrun.runner import Runner
 
 ROOT = Path(__file__).parent.parent
 
@@ -188,6 +191,67 @@ async def test_a_step_that_swallows_its_cancellation_for_a_while_keeps_what_it_r
         await begun.wait()
     async with Executor(registry, store=store) as executor:
         assert await (await executor.handle("a")).result() == "kept!"
+
+
+async def test_one_that_swallows_it_longer_than_anybody_waits_keeps_it_too(store, monkeypatch):
+    """Its task is told to end then: again and again, and it is its task that stores what the step returns."""
+    monkeypatch.setattr(drain, "LAST_WORDS", 0.0)
+    registry = StepRegistry()
+    begun, calls = anyio.Event(), []
+
+    def is_told() -> bool:
+        asyncio_runs = sniffio.current_async_library() == "asyncio"
+        return executor.runners["a"]._told_to_end if asyncio_runs else not executor.tasks_go_on
+
+    @registry.step
+    async def stubborn(state: Any) -> str:
+        calls.append("stubborn")
+        begun.set()
+        while not is_told():
+            with contextlib.suppress(BaseException):
+                await anyio.sleep_forever()
+        return "kept"
+
+    @registry.step
+    async def after(state: str) -> str:
+        return state + "!"
+
+    registry.workflow("work", [stubborn, after])
+    async with Executor(registry, store=store, config=ExecutorConfig(drain_timeout=0.0)) as executor:
+        await executor.start("work", id="a")
+        await begun.wait()
+    head = (await store.load("a")).head
+    assert (head.state, head.owner, head.step) == ("running", None, 1)
+    async with Executor(registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == "kept!"
+    assert calls == ["stubborn"]
+
+
+async def test_a_step_that_is_told_to_end_with_all_others_is_given_back_and_repeats_its_attempt(store, monkeypatch):
+    """It never hears of the drain: nothing of it is stored, neither a failure nor a time-out."""
+    monkeypatch.setattr(drain, "LAST_WORDS", 0.0)
+    monkeypatch.setattr(Runner, "interrupt", lambda self: None)
+    registry = StepRegistry()
+    begun, attempts = anyio.Event(), []
+
+    @registry.step(timeout=60)
+    async def cleans_up_badly(ctx: StepContext, state: Any) -> str:
+        attempts.append(ctx.attempt)
+        begun.set()
+        if len(attempts) > 1:
+            return "done"
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise ValueError("what it held was gone already")
+
+    registry.workflow("work", [cleans_up_badly])
+    async with Executor(registry, store=store, config=ExecutorConfig(drain_timeout=0.0)) as executor:
+        await executor.start("work", id="a")
+        await begun.wait()
+    async with Executor(registry, store=store) as executor:
+        assert await (await executor.handle("a")).result() == "done"
+        assert (await executor.get("a")).error is None
 
 
 async def test_a_thread_that_goes_on_keeps_nobody_from_leaving(store):

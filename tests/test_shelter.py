@@ -86,6 +86,30 @@ async def test_one_that_is_started_before_the_shelter_stands_runs() -> None:
     await shelter.close()
 
 
+async def test_an_execution_that_is_told_to_end_before_it_has_begun_is_given_back(monkeypatch: Any) -> None:
+    """On asyncio, where a task that is started while all end begins all the same."""
+    if sniffio.current_async_library() != "asyncio":
+        pytest.skip("with trio a task group ends its tasks itself")
+    registry, calls = StepRegistry(), []
+
+    @registry.step
+    async def work(state: Any) -> str:
+        calls.append("work")
+        return "done"
+
+    registry.workflow("work", [work])
+    store = MemoryCheckpointStore()
+    async with Executor(registry, store=store) as executor:
+        with monkeypatch.context() as patch:
+            patch.setattr(Shelter, "stands", False)
+            await executor.start("work", id="a")
+            await executor.wait_idle()
+        head = (await store.load("a")).head
+        assert (head.state, head.owner, calls) == ("running", None, [])
+        await executor.auto_resume_all()
+        assert await (await executor.handle("a")).result() == "done"
+
+
 async def test_what_ends_the_program_ends_the_others_and_goes_up() -> None:
     ended: list[Any] = []
     began = anyio.Event()

@@ -322,3 +322,21 @@ def short_way_keeps_quiet() -> None:
 def short_way_forgets_blobs() -> None:
     """A small state behind a large one leaves its blobs where they are."""
     edit("longrun.snapshot", "Snapshots.take_flat", "self._parts or self._blobs_of or ", "")
+
+
+@bug(
+    "end-drops-what-a-step-returned",
+    "tests/test_drain.py::test_one_that_swallows_it_longer_than_anybody_waits_keeps_it_too",
+)
+def end_drops_what_a_step_returned() -> None:
+    """A task that is told to end leaves without what its step returned in the meantime."""
+    edit("longrun.runner", "Runner._stretch", "if self._told_to_end and self._cut is None:", "if self._told_to_end:")
+
+
+@bug(
+    "end-comes-too-early",
+    "tests/test_shelter.py::test_an_execution_that_is_told_to_end_before_it_has_begun_is_given_back",
+)
+def end_comes_too_early() -> None:
+    """A task that is told to end before it has begun begins all the same."""
+    replace("longrun.runner", "Runner.cancel", lambda original: lambda self: original(self) if self._taken_up else None)

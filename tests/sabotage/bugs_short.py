@@ -83,7 +83,7 @@ def head_before_its_row() -> None:
 @bug("start-over-another-sqlite", "tests/stores/test_sqlite_batch.py::test_one_id_is_created_once_in_a_batch")
 def start_over_another_sqlite() -> None:
     """The second of two starts with one id, in one commit, is told that it has it."""
-    edit("longrun.stores._sqlite.batch", "Batch._create", "if id in self._known:", "if False:")
+    edit("longrun.stores._sqlite.batch", "Batch._key_for", "if id in self._known:", "if False:")
 
 
 @bug("start-over-another-redis", *in_store("redis", "TestRedisStore", "test_an_id_twice_is_created_once"))
