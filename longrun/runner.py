@@ -48,14 +48,11 @@ class Runner:
     """One owned execution, and the step it is in."""
 
     # What stands here costs nothing until it is set.
-    attempt: Attempt | None = None
-    """The step in flight, while it can be stopped."""
-    running: Attempt | None = None
-    """The step in flight, or the last one if it was cut short."""
     scope: anyio.CancelScope
+    """That of the stretch it is in. The only one that all of them get later than when they are made: what the class
+    knows too late of makes a dictionary for each."""
     _cut: tuple[Step, Outcome] | None = None
     """The step that was cut short in the last stretch, and how it ended."""
-    _taken_up = False
     _told_to_end = False
     _wake = RUNG
 
@@ -80,6 +77,11 @@ class Runner:
         self._wakes_paused = wakes_paused
         """Whether the pass at start claimed it: what is paused or blocked goes on without being asked to."""
         self._damage = loaded.damage
+        self._taken_up = False
+        self.attempt: Attempt | None = None
+        """The step in flight, while it can be stopped."""
+        self.running: Attempt | None = None
+        """The step in flight, or the last one if it was cut short."""
         self.loop, self.thread = executor.loop, executor.thread
         self.seat = Seat(executor, self.book)
 
