@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from longrun.errors import StepSignatureError as StepSignatureError
     from longrun.errors import StepTimeoutError as StepTimeoutError
     from longrun.errors import StoreError as StoreError
+    from longrun.errors import StoreReadOnlyError as StoreReadOnlyError
     from longrun.errors import StoreSettingsError as StoreSettingsError
     from longrun.errors import StoreUnavailableError as StoreUnavailableError
     from longrun.errors import TooLargeError as TooLargeError
@@ -127,8 +128,8 @@ _NAMES = {
         " ItemsChangedError KeyUnavailableError LeaseLostError LongrunError MissingExtraError NewerFormatError"
         " NonRetryable NotStorableError RegistrationError SignalQueueFullError StateMismatchError StepError"
         " StepInterrupted StepMisuseError StepProcessError StepSignatureError StepTimeoutError StoreError"
-        " StoreSettingsError StoreUnavailableError TooLargeError UnknownStepError UnknownWorkflowError"
-        " UnsupportedInProcessError"
+        " StoreReadOnlyError StoreSettingsError StoreUnavailableError TooLargeError UnknownStepError"
+        " UnknownWorkflowError UnsupportedInProcessError"
     ),
     "events": "EventType ExecutionEvent",
     "executor": "Executor",

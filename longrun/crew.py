@@ -5,6 +5,7 @@ Place in the life of an execution: claim, run, leave. `Executor` and `Worker` ar
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -21,7 +22,7 @@ from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.control import Obedience, put_aside
 from longrun.control_room import Ended, inside, refuse_inside
 from longrun.drain import LAST_WORDS, Drain
-from longrun.errors import ConfigError, LeaseLostError, LongrunError, StepMisuseError
+from longrun.errors import ConfigError, LeaseLostError, LongrunError, StepMisuseError, StoreReadOnlyError
 from longrun.events import EventType, ExecutionEvent, Listener
 from longrun.lease import LeaseKeeper, check_ownership
 from longrun.life import LifeLock
@@ -80,6 +81,9 @@ class Crew(Starting):
         self.starting: set[str] = set()
         self.owner = ""
         self.draining = False
+        self.only_reads = False
+        """Whether nothing can be written to the store, a standby or a backup. Who runs nothing looks all the same, has
+        no lease, and tries again at every heartbeat."""
         self.takes_work = config.auto_resume
         self.places = Places(config.max_concurrency)
         self.suspects = Places(1)
@@ -149,6 +153,11 @@ class Crew(Starting):
         )
         try:
             await self._keeper.start()
+        except StoreReadOnlyError:
+            if self.runs_here:
+                self._lock.abandon()
+                raise
+            self.only_reads = True
         except BaseException:
             self._lock.abandon()  # the registration may be on its way: who finds it must see that its owner is dead
             raise
@@ -196,7 +205,8 @@ class Crew(Starting):
         try:
             with anyio.move_on_after(LAST_WORDS):
                 if not self.runners and not await self.store.count(Query(owner=self.owner)):
-                    await self.store.unregister(self.owner)
+                    if not self.only_reads:
+                        await self.store.unregister(self.owner)
                     signed_off = True
             if signed_off:
                 self._lock.release()
@@ -380,6 +390,11 @@ class Crew(Starting):
 
     async def _sweep(self) -> None:
         with self._sweeping:
+            while self.only_reads:
+                await self.clock.sleep(self.config.heartbeat_interval)
+                with contextlib.suppress(LongrunError):
+                    await self._keeper.start()
+                    self.only_reads = False
             await self.sweeper.run()
 
     def stir(self) -> None:

@@ -38,6 +38,7 @@
     └── StoreError                     about a store
         ├── StoreUnavailableError      unreachable, full or failing; may pass
         │   ├── KeyUnavailableError    the key that some data is encrypted under cannot be had; may pass
+        │   ├── StoreReadOnlyError     it can be looked at, and nothing can be written there
         │   └── WriteOrderError        an earlier write of the same owner is still missing
         ├── StoreSettingsError         a directory, URL or schema that cannot be used
         ├── MissingExtraError          an optional package is not installed
@@ -307,6 +308,12 @@ class KeyUnavailableError(StoreUnavailableError):
     def __init__(self, what: str, key_id: str, problem: str) -> None:
         self.what, self.key_id = what, key_id
         super().__init__("sealed", f"{what} is encrypted under key {key_id!r}, which cannot be had ({problem})")
+
+
+class StoreReadOnlyError(StoreUnavailableError):
+    def __init__(self, store: str, problem: str) -> None:
+        super().__init__(store, problem)
+        self.args = (f"the {store} store can only be read: {problem}",)
 
 
 class WriteOrderError(StoreUnavailableError):

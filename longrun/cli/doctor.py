@@ -168,7 +168,9 @@ def _faults(facts: Mapping[str, Any]) -> Iterator[Check]:
     if facts.get("full_page_writes") == "off":
         yield Check("durable", "warn", "full_page_writes is off: a power cut can damage pages")
     if facts.get("read_only") in (True, "on", "t"):
-        yield Check("durable", "fail", "the server only reads: it is a standby")
+        on_disk = "directory" in facts or "path" in facts
+        only = "the file system is read-only" if on_disk else "the server only reads: it is a standby"
+        yield Check("durable", "fail", only)
     warnings = facts.get("warnings") or ()
     for warning in [warnings] if isinstance(warnings, str) else warnings:
         yield Check("durable", "warn", str(warning))

@@ -107,6 +107,12 @@ class FileBackend(StoreBackend):
             raise StoreUnavailableError(KIND, "it is not open")
         return self._parts
 
+    @property
+    def _writable(self) -> _Parts:
+        parts = self._open
+        parts.place.check_writable()
+        return parts
+
     def ping(self) -> None:
         self._open.place.ping()
 
@@ -117,12 +123,13 @@ class FileBackend(StoreBackend):
                 space = self._disk.space(self._parts.place.top.fd)
                 facts["quarantined"] = len(self._parts.place.quarantine.names())
             facts |= {"free_bytes": space.f_bavail * space.f_frsize, "fsync": "fdatasync for every acknowledged write"}
+            facts["read_only"] = self._parts.place.read_only
         return facts
 
     # the writer
 
     def commit(self, batch: Sequence[Write]) -> list[Answer]:
-        writes = self._open.writes
+        writes = self._writable.writes
         answers: list[Answer] = [None] * len(batch)
         try:
             if _SAVES.issuperset(map(type, batch)):
@@ -138,7 +145,7 @@ class FileBackend(StoreBackend):
         return answers
 
     def claim(self, claim: Claim) -> list[Loaded]:
-        parts = self._open
+        parts = self._writable
         with _Guarded("a claim failed"):
             try:
                 return parts.claims.claim(claim)
@@ -147,20 +154,20 @@ class FileBackend(StoreBackend):
 
     def register(self, owner: Owner, ttl: float) -> None:
         with _Guarded("an owner cannot be registered"):
-            owners.register(self._open.place, self._clock, owner, ttl)
+            owners.register(self._writable.place, self._clock, owner, ttl)
 
     def renew(self, owner: str, ttl: float) -> bool:
-        parts = self._open
+        parts = self._writable
         parts.writes.janitor.tidy_soon(now=True)
         with _Guarded("a lease cannot be renewed"):
             return owners.renew(parts.place, self._clock, owner, ttl)
 
     def unregister(self, owner: str) -> None:
         with _Guarded("an owner cannot be removed"):
-            owners.unregister(self._open.place, owner)
+            owners.unregister(self._writable.place, owner)
 
     def delete(self, ids: Sequence[str]) -> list[bool]:
-        writes = self._open.writes
+        writes = self._writable.writes
         with _Guarded("a deletion failed"):
             try:
                 return delete(writes, ids)

@@ -63,13 +63,21 @@ class PostgresBackend(StoreBackend):
             self._listener = Listener(*self._queries.news, self._links.listening)
         except StoreUnavailableError as error:
             self._links.close()
-            if not isinstance(error.__cause__, errors.InsufficientPrivilege):
+            hint = self._advice(error.__cause__)
+            if hint is None:
                 raise
-            hint = f"let the role create schema {self._queries.schema!r}, or own it"
             raise StoreSettingsError(KIND, f"{error.problem}; {hint}") from error.__cause__
         except BaseException:
             self._links.close()
             raise
+
+    def _advice(self, refusal: BaseException | None) -> str | None:
+        schema = self._queries.schema
+        if isinstance(refusal, errors.InsufficientPrivilege):
+            return f"let the role create schema {schema!r}, or own it"
+        if isinstance(refusal, errors.DuplicateTable | errors.DuplicateObject):  # an index or a type, say
+            return f"it is in schema {schema!r} and not longrun's; give another schema="
+        return None
 
     def close(self) -> None:
         if self._listener is not None:

@@ -64,6 +64,8 @@ class SQLiteBackend(StoreBackend):
         self._announced = 0
         """How many of the changes that the database counts were made here. One of ours is counted here before it is
         there: see `_changed`."""
+        self._print: tuple[int, ...] | None = None
+        """Of the database that the readers of a read-only file opened: one that has changed is opened anew."""
         self._ear = self._new_ear()
 
     def __repr__(self) -> str:
@@ -77,8 +79,9 @@ class SQLiteBackend(StoreBackend):
         self._file.prepare()
         self._open = True
         try:
-            self._writer = self._connect(reader=False)
+            self._writer = None if self._file.read_only else self._connect(reader=False)
             self._watched, self._announced = None, 0
+            self._print = None
             self._ear = self._new_ear()
         except BaseException:
             self.close()
@@ -123,6 +126,7 @@ class SQLiteBackend(StoreBackend):
             "synchronous": "full",
             "wal_reset": "safe" if sqlite3.sqlite_version_info >= SAFE_RESET_SQLITE else "kept apart by a lock file",
             "format": rows.FORMAT,
+            "read_only": self._file.read_only,
         }
 
     # the writer
@@ -215,7 +219,7 @@ class SQLiteBackend(StoreBackend):
             return None
         if isinstance(found.assembled, CorruptDataError):
             raise found.assembled
-        if found.assembled.damaged:
+        if found.assembled.damaged and not self._file.read_only:
             self._quarantine(found)
         return found.assembled.loaded
 
@@ -305,6 +309,10 @@ class SQLiteBackend(StoreBackend):
         seems too low: that is no news and may hide some, but the end of the commit lets us look again."""
         if not self._open:
             raise StoreUnavailableError(KIND, "it is closed")
+        if self._file.read_only:  # who reads without locks is told nothing: it is asked for each time
+            (changes,) = self._read(lambda connection: connection.execute(sql.CHANGES).fetchone())
+            seen, self._watched = self._watched, (0, changes)
+            return seen != self._watched
         if self._watcher is None:
             self._watcher = self._connect(reader=True)
         (version,) = self._watcher.execute("PRAGMA data_version").fetchone()
@@ -327,6 +335,7 @@ class SQLiteBackend(StoreBackend):
 
     def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` as one durable transaction. After a failure the connection is opened anew."""
+        self._file.check_writable()
         deadline = time.monotonic() + self._timeout
         while True:
             try:
@@ -373,6 +382,29 @@ class SQLiteBackend(StoreBackend):
 
     def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` on one snapshot of the database."""
+        if not self._file.read_only:
+            return self._read_once(work)
+        while True:
+            found = self._file.print_of()
+            if found != self._print:
+                self._print = found
+                self._drop_readers()
+            try:
+                result = self._read_once(work)
+            except LongrunError:
+                if self._file.print_of() == found:
+                    raise
+            else:
+                if self._file.print_of() == found:
+                    return result
+
+    def _drop_readers(self) -> None:
+        with self._readers_lock:
+            readers, self._readers = self._readers, []
+        for connection in readers:
+            connection.close()
+
+    def _read_once(self, work: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._take_reader()
         try:
             with _translated():

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from longrun.errors import LeaseLostError, StoreSettingsError, StoreUnavailableError
+from longrun.errors import LeaseLostError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import Query, Write
 from longrun.stores._file.disk import Disk
@@ -505,27 +505,6 @@ def test_a_full_disk_refuses_and_recovers(small_disk: Path) -> None:
         assert write() is None
         assert loaded(backend, "a").head == save.head
         done(backend, change("a", save.head, head_fields={"state": ExecutionState.COMPLETED, "owner": None}))
-
-
-def test_a_directory_that_is_mounted_read_only_is_refused_and_as_it_was(small_disk: Path) -> None:
-    """I10: whoever opens it is told why; nothing is lost when it can be written to again."""
-    path = small_disk / "store"
-    new = owned("a")
-    with opened(FileBackend(path)) as backend:
-        done(backend, new)
-    _remount(small_disk, "ro")
-    try:
-        with pytest.raises(StoreSettingsError, match="Read-only file system"):
-            FileBackend(path).open()
-    finally:
-        _remount(small_disk, "rw")
-    with opened(FileBackend(path)) as backend:
-        done(backend, step("a", new.head))
-        assert loaded(backend, "a").head.revision == 1
-
-
-def _remount(where: Path, how: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{how}", str(where)], check=True)
 
 
 class ReadOnly(Disk):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,11 +20,13 @@ import pytest
 from psycopg import errors
 from psycopg.rows import dict_row, namedtuple_row, tuple_row
 
+from longrun.client import Client
 from longrun.errors import (
     LeaseLostError,
     LongrunError,
     NewerFormatError,
     NotStorableError,
+    StoreReadOnlyError,
     StoreSettingsError,
     StoreUnavailableError,
     WriteOrderError,
@@ -830,3 +832,140 @@ async def test_the_async_face_closes_everything(server_url: str, postgres_schema
             pytest.fail("connections are left")
     with pytest.raises(LongrunError):
         await store.create(create("b"))
+
+
+# --- what a role was given, and what it was not -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def role(server_url: str, postgres_schema: str) -> Iterator[Callable[[str], str]]:
+    """Makes a role that may create schemas and has such a setting; its URL."""
+    names: list[str] = []
+    with psycopg.connect(server_url, autocommit=True) as admin:
+
+        def make(setting: str) -> str:
+            names.append(f"{postgres_schema}_{len(names)}")
+            admin.execute(f"CREATE ROLE {names[-1]} LOGIN SUPERUSER".encode())
+            admin.execute(f"ALTER ROLE {names[-1]} SET {setting}".encode())
+            return psycopg.conninfo.make_conninfo(server_url, user=names[-1])
+
+        yield make
+        for name in names:
+            admin.execute(f"REASSIGN OWNED BY {name} TO CURRENT_USER".encode())
+            admin.execute(f"DROP ROLE {name}".encode())
+
+
+@pytest.mark.parametrize("setting", ["default_transaction_isolation = serializable", "statement_timeout = '100ms'"])
+def test_who_waits_for_another_to_migrate_sees_what_it_did(
+    server_url: str, postgres_schema: str, role: Callable[[str], str], setting: str
+) -> None:
+    """Whatever the role's transactions are like: it opens when the other has ended."""
+    url = role(setting)
+    answers: list[object] = []
+
+    def open_it() -> None:
+        backend = PostgresBackend(url, schema=postgres_schema)
+        try:
+            backend.open()
+            backend.close()
+            answers.append(None)
+        except Exception as error:
+            answers.append(error)
+
+    waiting = threading.Thread(target=open_it)
+    waits_long = (  # longer than the role's statements may take
+        "SELECT FROM pg_stat_activity WHERE wait_event = 'advisory' AND clock_timestamp() - query_start > '250 ms'"
+    )
+    with psycopg.connect(server_url) as other, psycopg.connect(server_url, autocommit=True) as looker:
+        with other.transaction():
+            key = migrations.LOCK_SPACE, migrations._lock_key(postgres_schema)
+            other.execute("SELECT pg_advisory_xact_lock(%s, %s)", key)
+            waiting.start()
+            while looker.execute(waits_long).rowcount == 0:
+                assert waiting.is_alive(), answers
+            migrations.migrate(other, Queries(postgres_schema))
+        waiting.join()
+    assert answers == [None]
+
+
+def test_a_role_that_is_strict_by_default_writes_as_others_do(
+    server_url: str, postgres_schema: str, role: Callable[[str], str]
+) -> None:
+    """The writer looks again when it has a lock: it is not refused because somebody else was quicker."""
+    url = role("default_transaction_isolation = serializable")
+    level = "SHOW transaction_isolation"
+    backend = PostgresBackend(url, schema=postgres_schema)
+    backend.open()
+    try:
+        assert backend._links.write(lambda c: c.execute(level).fetchone()) == ("read committed",)
+    finally:
+        backend.close()
+    with psycopg_pool.ConnectionPool(url, min_size=1, open=True) as pool:
+        backend = PostgresBackend(pool, schema=postgres_schema)
+        backend.open()
+        try:
+
+            def shown(connection: Any) -> Any:
+                with connection.transaction():
+                    return connection.execute(level).fetchone()
+
+            assert backend._links.write(shown) == ("read committed",)
+        finally:
+            backend.close()
+        with pool.connection() as connection:
+            assert connection.execute(level).fetchone() == ("serializable",)
+
+
+def test_an_index_of_somebody_else_is_told(server_url: str, postgres_schema: str) -> None:
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLE {postgres_schema}.other (a integer)".encode())
+        connection.execute(f"CREATE INDEX heads_created ON {postgres_schema}.other (a)".encode())
+    with pytest.raises(StoreSettingsError, match=r"heads_created.*not longrun's; give another schema="):
+        PostgresBackend(server_url, schema=postgres_schema).open()
+
+
+@pytest.mark.anyio
+async def test_a_role_that_may_only_read_lets_a_client_look(server_url: str, postgres_schema: str) -> None:
+    with opened(PostgresBackend(server_url, schema=postgres_schema)) as backend:
+        backend.commit([create("a")])
+    with psycopg.connect(server_url, autocommit=True) as admin:
+        name = f"{postgres_schema}_reader"
+        admin.execute(f"CREATE ROLE {name} LOGIN".encode())
+        admin.execute(f"GRANT USAGE ON SCHEMA {postgres_schema} TO {name}".encode())
+        admin.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {postgres_schema} TO {name}".encode())
+        url = psycopg.conninfo.make_conninfo(server_url, user=name)
+        try:
+            async with Client(PostgresCheckpointStore(url, schema=postgres_schema)) as client:
+                assert [one.id for one in await client.list()] == ["a"]
+                with pytest.raises(StoreReadOnlyError, match="can only be read: permission denied"):
+                    await client.cancel("a")
+        finally:
+            admin.execute(f"DROP OWNED BY {name}".encode())
+            admin.execute(f"DROP ROLE {name}".encode())
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_pooler_that_loses_prepared_statements_is_named(server_url: str, empty_schema: str, gone: bool) -> None:
+    """What PgBouncer does between transactions, seen from here: another connection, with other statements or none."""
+    with opened(PostgresBackend(server_url, schema=empty_schema)) as backend:
+        done(backend, owned("a"))
+        assert isinstance(backend, PostgresBackend)
+        writer = backend._links._writer
+        assert isinstance(writer, OwnConnection)
+        if gone:
+            writer.execute("DEALLOCATE ALL")
+        else:
+            writer.written.clear()
+        with pytest.raises(StoreUnavailableError, match=r"pooler.*'prepare_threshold': None"):
+            done(backend, owned("b"))
+
+
+def test_no_two_processes_call_a_statement_alike() -> None:
+    """Behind such a pooler one would run what the other has prepared."""
+    code = "from longrun.stores._postgres.queries import new_name; print(new_name().decode())"
+    environment = {"PYTHONPATH": str(ROOT)}
+    names = [
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert len(set(names)) == 2

@@ -157,6 +157,8 @@ class Finished:
 
     def _readable_again(self, stored: Stored, summary: Summary, spot: Spot) -> Stored:
         """The index was made anew while the journal could not be opened."""
+        if self._place.read_only:
+            return Stored(definition=summary.definition, head=summary.head)
         with self._place.locked(shared=True):
             if spot.folder.stat(spot.name) is None:
                 return stored
@@ -234,6 +236,9 @@ class Finished:
             self._refresh()
             broken = self._broken
         if broken:
+            if self._place.read_only:
+                problem = "it is damaged or missing, and a read-only file system lets nobody make it anew from done/"
+                raise CorruptDataError(FINISHED_INDEX, f"{problem}: list a copy that can be written to")
             with self._place.locked(shared=True):  # nothing is deleted while its journal is read
                 self.tidy()
 

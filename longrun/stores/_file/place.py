@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator
 from urllib.parse import quote, unquote
 from zlib import crc32
 
-from longrun.errors import NewerFormatError, StoreSettingsError, StoreUnavailableError
+from longrun.errors import NewerFormatError, StoreReadOnlyError, StoreSettingsError, StoreUnavailableError
 from longrun.stores._file.disk import FOLDER_MODE, Disk, Folder, close_all, open_folder, read_range, write_all
 
 KIND = "file"
@@ -110,13 +110,15 @@ class Place:
         self._nonce = os.urandom(6).hex()
         self._doubtful: set[Folder] = set()
         self._held: list[int] = []
+        self.read_only = False
+        """Whether the file system takes no writes: a backup, a snapshot. Then everything can be looked at."""
         self.top = self._hold(_open_top(disk, path))
         try:
             _check_marker(self.top, path, self.temporary_name())
             self.live, self.done, self.history, self.inbox, self.owners, self.quarantine, self.tmp = (
                 self._hold(_subfolder(self.top, name)) for name in _FOLDERS
             )
-            self._bell, _ = self.top.open_or_create(BELL)
+            self._bell = self._open_bell()
             self._ringing, self._rung_here = threading.Lock(), 0
             self._held.append(self._bell)
         except BaseException as error:
@@ -128,6 +130,20 @@ class Place:
     def _hold(self, folder: Folder) -> Folder:
         self._held.append(folder.fd)
         return folder
+
+    def _open_bell(self) -> int:
+        """The first file that is opened to be written to, and so where it shows whether that can be."""
+        try:
+            return self.top.open_or_create(BELL)[0]
+        except OSError as error:
+            if error.errno != errno.EROFS or self.top.stat(BELL) is None:
+                raise
+            self.read_only = True
+            return self.top.open(BELL)
+
+    def check_writable(self) -> None:
+        if self.read_only:
+            raise StoreReadOnlyError(KIND, f"{self.path!r} is on a read-only file system")
 
     def close(self) -> None:
         close_all(self.disk, self._held)
@@ -185,6 +201,8 @@ class Place:
 
     def sweep(self) -> None:
         """Remove temporary files that a dead process left behind, long ago."""
+        if self.read_only:
+            return
         for name in self.tmp.names():
             status = self.tmp.stat(name)
             if status is not None and time.time() - status.st_mtime > STALE_TEMPORARY:
@@ -296,8 +314,18 @@ def _open_top(disk: Disk, path: str) -> Folder:
         raise _settings(path, error) from error
 
 
+@contextlib.contextmanager
+def _unless_read_only() -> Iterator[None]:
+    """What a read-only file system refuses is left as it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+
+
 def _subfolder(top: Folder, name: str) -> Folder:
-    with contextlib.suppress(FileExistsError):
+    with contextlib.suppress(FileExistsError), _unless_read_only():
         top.disk.mkdir(name, top.fd)
         top.sync()
     return _made_private(open_folder(top.disk, name, top.fd), name)
@@ -310,7 +338,8 @@ def _made_private(folder: Folder, name: str | None = None) -> Folder:
         if name is not None and os.geteuid() not in (0, status.st_uid):
             raise PermissionError(errno.EPERM, f"{name}/ in it belongs to another user")
         if status.st_mode & 0o777 != FOLDER_MODE:
-            folder.disk.chmod(folder.fd, FOLDER_MODE)
+            with _unless_read_only():
+                folder.disk.chmod(folder.fd, FOLDER_MODE)
     except BaseException:
         close_all(folder.disk, [folder.fd])
         raise

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from longrun.errors import StoreSettingsError, StoreUnavailableError
+from longrun.errors import StoreReadOnlyError, StoreSettingsError, StoreUnavailableError
 from longrun.stores._postgres.arrays import teach
 from longrun.stores._postgres.driver import conninfo_to_dict, errors, psycopg, tuple_row
 from longrun.stores._postgres.queries import KIND
@@ -29,6 +29,8 @@ IDLE_READERS = 4
 
 WRITER_SETTINGS = {
     "synchronous_commit": "on",  # whoever turned it off for speed did not mean checkpoints
+    # Who waits for a lock here looks again when he has it, and would be refused by a server that is strict by default.
+    "default_transaction_isolation": "read committed",
     # Every statement of the writer goes by an index, whatever the planner thinks of tables that were empty a moment
     # ago; so one plan does for all times, and planning would cost as much as a small commit.
     "plan_cache_mode": "force_generic_plan",
@@ -51,6 +53,11 @@ _PASSING = (
     *(errors.SerializationFailure, errors.DeadlockDetected, errors.LockNotAvailable),
     *(errors.IdleInTransactionSessionTimeout, errors.IdleSessionTimeout),
     *(errors.ConnectionException, errors.ConnectionDoesNotExist, errors.ConnectionFailure, errors.ProtocolViolation),
+)
+_LOST_STATEMENTS = (errors.DuplicatePreparedStatement, errors.InvalidSqlStatementName)
+_POOLED = (
+    "; if a pooler changes the server's connection between transactions, give a psycopg_pool.ConnectionPool with"
+    " kwargs={'prepare_threshold': None} instead of a URL"
 )
 ENCODING = "UTF8"
 """What `arrays` packs texts in, and so what they must be read in."""
@@ -87,7 +94,9 @@ class Pool(Protocol):
 def unavailable(error: Exception) -> StoreUnavailableError:
     """The driver's error as the library's own, in one line."""
     words = str(error).strip().splitlines()
-    failed = StoreUnavailableError(KIND, words[0] if words else type(error).__name__)
+    kind = StoreReadOnlyError if isinstance(error, errors.ReadOnlySqlTransaction) else StoreUnavailableError
+    problem = words[0] if words else type(error).__name__
+    failed = kind(KIND, problem + _POOLED if isinstance(error, _LOST_STATEMENTS) else problem)
     failed.__cause__ = error
     return failed
 
@@ -141,7 +150,12 @@ class Links:
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Do `work` on the writer's connection; after a lost connection again, on a new one."""
-        return self._persist(work, self._writing, WRITE_PAUSES)
+        try:
+            return self._persist(work, self._writing, WRITE_PAUSES)
+        except StoreUnavailableError as error:
+            if not isinstance(error.__cause__, errors.InsufficientPrivilege):
+                raise
+            raise StoreReadOnlyError(KIND, error.problem) from error.__cause__
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Do `work` on a reader's connection, from any thread."""
@@ -239,10 +253,11 @@ class Links:
                 teach(connection)
                 self._taught.add(connection)
             before = connection.autocommit
-            habits = connection.row_factory, connection.cursor_factory
+            habits = connection.row_factory, connection.cursor_factory, connection.isolation_level
             if not before:
                 connection.set_autocommit(True)
             connection.row_factory, connection.cursor_factory = tuple_row, psycopg.Cursor
+            connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
             encoding = connection.info.parameter_status("client_encoding")
             try:
                 if encoding != ENCODING:
@@ -251,9 +266,10 @@ class Links:
             finally:
                 if encoding != ENCODING and not connection.closed:
                     _encode(connection, encoding)
-                connection.row_factory, connection.cursor_factory = habits
-                if not before and not connection.closed:
-                    connection.set_autocommit(False)
+                connection.row_factory, connection.cursor_factory = habits[:2]
+                if not connection.closed:
+                    connection.set_isolation_level(habits[2])
+                    connection.set_autocommit(before)
 
     def listening(self) -> Connection:
         """A new connection of its own, which nobody else uses."""

@@ -36,7 +36,10 @@ def migrate(connection: psycopg.Connection[Any], queries: Queries, *, create: bo
             KIND, f"there is none in schema {queries.schema!r}; `longrun store migrate` makes one"
         )
     with connection.transaction():
-        connection.execute("SET LOCAL lock_timeout = 0")  # another process may need its time for this
+        # Another process may need its time for this, and what it did then must be seen.
+        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        connection.execute("SET LOCAL lock_timeout = 0")
+        connection.execute("SET LOCAL statement_timeout = 0")
         connection.execute("SELECT pg_advisory_xact_lock(%s, %s)", (LOCK_SPACE, _lock_key(queries.schema)))
         version = _version(connection, queries, newest)
         if version is None:

@@ -5,7 +5,6 @@ Place in the life of an execution: claim, checkpoint, finish.
 
 from __future__ import annotations
 
-import itertools
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,12 +44,10 @@ def numbered(text: str, names: Sequence[str]) -> bytes:
     return _PARAMETER.sub(lambda match: numbers[match[1]], text).encode()
 
 
-_names = itertools.count(1)
-
-
 def new_name() -> bytes:
-    """What a prepared statement is called on connections of the store's own."""
-    return b"longrun_%d" % next(_names)
+    """What a prepared statement is called on connections of the store's own. No other process calls one so: behind a
+    pooler that is in the way, theirs must not be taken for ours."""
+    return b"longrun_" + secrets.token_hex(8).encode()
 
 
 class Statement:

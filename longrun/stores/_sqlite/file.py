@@ -31,6 +31,7 @@ from longrun.errors import (
     CorruptDataError,
     LongrunError,
     NewerFormatError,
+    StoreReadOnlyError,
     StoreSettingsError,
     StoreUnavailableError,
 )
@@ -143,6 +144,8 @@ class DatabaseFile:
         self.lock_path = self.path.with_name(self.path.name + "-lock")
         self.timeout = _checked_timeout(timeout)
         self.lock: FileLock | None = None
+        self.read_only = False
+        """Whether the file is on a medium that takes no writes: a backup, a snapshot."""
         self._place: tuple[int, int] | None = None
 
     def prepare(self) -> None:
@@ -150,8 +153,14 @@ class DatabaseFile:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise StoreSettingsError(KIND, f"SQLite {sqlite3.sqlite_version} is too old; it takes 3.35 or later")
         try:
+            self.read_only = _is_on_read_only(self.path)
+            if self.read_only:
+                _refuse_strange(self.path, os.R_OK)
+                self._find_place()
+                self._check_written()
+                return
             _make_directory(self.path.parent)
-            _refuse_strange(self.path)
+            _refuse_strange(self.path, os.R_OK | os.W_OK)
             self.lock = FileLock(self.lock_path, self.timeout)
             with self.lock:
                 self._create()
@@ -172,6 +181,8 @@ class DatabaseFile:
     def connect(self, *, reader: bool = False) -> sqlite3.Connection:
         """A connection with settings that were seen to take effect. It may be used by one thread at a time."""
         self.check_place()
+        if self.read_only:
+            return self._connect_read_only()
         connection = self._open("rw")
         try:
             _configure(connection, reader)
@@ -190,10 +201,7 @@ class DatabaseFile:
             raise StoreUnavailableError(KIND, f"{self.path} was replaced by another file; open the store again")
 
     def wal_size(self) -> int:
-        try:
-            return os.stat(f"{self._name}-wal").st_size
-        except FileNotFoundError:
-            return 0
+        return _size_of(f"{self._name}-wal")
 
     def _create(self) -> None:
         """An empty file that nobody else can read, its name durable. SQLite gives the WAL the same mode."""
@@ -201,8 +209,55 @@ class DatabaseFile:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             os.close(fd)
         _sync_directory(self.path.parent)
+        self._find_place()
+
+    def _find_place(self) -> None:
         found = os.stat(self.path)
         self._place = found.st_dev, found.st_ino
+
+    def check_writable(self) -> None:
+        if self.read_only:
+            raise StoreReadOnlyError(KIND, f"{self.path} is on a read-only file system")
+
+    def print_of(self) -> tuple[int, ...] | None:
+        """What changes when somebody writes to a database that is read without locks, by another way to the same file.
+        None where it is read with locks, which leave nothing to compare."""
+        if not self.read_only or self._has_log():
+            return None
+        found = os.stat(self._name)
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _has_log(self) -> bool:
+        """Whether committed writes stand beside the database, where somebody is writing or was when he died."""
+        return any(_size_of(f"{self._name}-{suffix}") for suffix in ("wal", "journal"))
+
+    def _connect_read_only(self) -> sqlite3.Connection:
+        """With a WAL beside the database, SQLite reads both. Without one nothing is missing, and it must be told that
+        it cannot make one (`immutable`): with one, that would hide what was acknowledged last."""
+        if self._has_log():
+            if not os.path.lexists(f"{self._name}-shm"):
+                problem = f"{self.path}-wal holds writes, and SQLite cannot read it there without {self.path.name}-shm"
+                raise StoreSettingsError(KIND, f"{problem}: copy both files to where it can write, and look there")
+            connection = self._open("ro")
+        else:
+            connection = self._open("ro&immutable=1")
+        try:
+            _configure_for_reading(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check_written(self) -> None:
+        try:
+            connection = self._connect_read_only()
+            try:
+                if _is_new(connection, self.path):
+                    raise StoreSettingsError(KIND, f"{self.path} is empty, and on a read-only file system")
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise StoreSettingsError(KIND, f"{self.path}: {error}") from error
 
     def _open(self, mode: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -305,7 +360,21 @@ def _sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def _refuse_strange(path: Path) -> None:
+def _is_on_read_only(path: Path) -> bool:
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except FileNotFoundError:
+        return False
+
+
+def _size_of(name: str) -> int:
+    try:
+        return os.stat(name).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _refuse_strange(path: Path, access: int) -> None:
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -314,8 +383,9 @@ def _refuse_strange(path: Path) -> None:
         raise StoreSettingsError(KIND, f"{path} is a directory; name a file in it")
     if not stat.S_ISREG(mode):
         raise StoreSettingsError(KIND, f"{path} is not a plain file")
-    if not os.access(path, os.R_OK | os.W_OK):
-        raise StoreSettingsError(KIND, f"{path} cannot be read and written by this user")
+    if not os.access(path, access):
+        how = "read and written" if access & os.W_OK else "read"
+        raise StoreSettingsError(KIND, f"{path} cannot be {how} by this user")
 
 
 def _is_new(connection: sqlite3.Connection, path: Path) -> bool:
@@ -345,7 +415,14 @@ def _configure(connection: sqlite3.Connection, reader: bool) -> None:
             raise StoreSettingsError(
                 KIND, f"PRAGMA {name} stays at {found!r}; the file must be on a local file system that can do {wanted}"
             )
-    connection.execute(f"PRAGMA cache_size = {-4000 if reader else -16000}")
-    connection.execute("PRAGMA temp_store = MEMORY")
     if reader:
-        connection.execute("PRAGMA query_only = ON")
+        _configure_for_reading(connection)
+    else:
+        connection.execute("PRAGMA cache_size = -16000")
+        connection.execute("PRAGMA temp_store = MEMORY")
+
+
+def _configure_for_reading(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA cache_size = -4000")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA query_only = ON")
