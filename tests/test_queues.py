@@ -31,7 +31,7 @@ from longrun import (
 from longrun.client import Client
 from longrun.plan import Planner
 from longrun.queues import Gate, record_id
-from longrun.stored import QUEUE_WORKFLOW, Claim, Query
+from longrun.stored import QUEUE_WORKFLOW, Claim, Message, Query
 from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore, ManualClock
 from longrun.testing.samples import owned
@@ -613,6 +613,37 @@ async def test_what_was_paused_in_its_first_step_has_begun_and_does_not_wait_for
             ledger.go.set()
             async with Worker(ledger.registry, store=store, clock=clock):
                 assert await run.result() == 7
+
+
+@pytest.mark.parametrize("orders", [("pause",), ("cancel",), ("pause", "resume", "pause")])
+async def test_what_was_stopped_before_it_began_takes_no_token(store: CheckpointStore, orders: tuple[str, ...]) -> None:
+    """Whoever asked for it has stored that, and the worker comes first."""
+    ledger = Ledger()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.limit_queue("mail", rate=1, per=timedelta(hours=1))
+            stopped = await client.submit("work", 1, queue="mail", priority=1)
+            for kind in orders:
+                await store.send(stopped.id, Message(kind=kind, sent=0.0), limit=9)
+            run = await client.submit("work", 2, queue="mail")
+            async with Worker(ledger.registry, store=store):
+                assert await run.result() == 2
+                assert (await stopped.info()).state == ("cancelled" if "cancel" in orders else "paused")
+
+
+async def test_what_was_resumed_before_it_began_takes_its_token(store: CheckpointStore) -> None:
+    ledger = Ledger()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.limit_queue("mail", rate=1, per=timedelta(hours=1))
+            first = await client.submit("work", 1, queue="mail", priority=1)
+            for kind in ("pause", "resume"):
+                await store.send(first.id, Message(kind=kind, sent=0.0), limit=9)
+            second = await client.submit("work", 2, queue="mail")
+            async with Worker(ledger.registry, store=store):
+                assert await first.result() == 1
+                await swept(client)
+                assert (await second.info()).state == "initialized"
 
 
 def test_a_bucket_fills_and_does_not_stall_when_the_clock_is_put_back() -> None:
