@@ -86,7 +86,7 @@ class Gates:
 
     def _gate(self, name: str, head: Head) -> Gate:
         try:
-            return Gate.from_text(head.note)
+            return Gate.of(name, head)
         except CodecError as error:
             self._executor.log.error("queue.unreadable", queue=name, problem=str(error))  # noqa: TRY400 -- it says it all
             return Gate(limit=CLOSED)

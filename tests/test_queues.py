@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import attrs
 import pytest
 
 from longrun import (
     ConfigError,
+    CorruptDataError,
     ExecutionState,
     Executor,
     ExecutorConfig,
@@ -30,7 +32,7 @@ from longrun import (
 )
 from longrun.client import Client
 from longrun.plan import Planner
-from longrun.queues import Gate, record_id
+from longrun.queues import Gate, new_record, record_id
 from longrun.stored import QUEUE_WORKFLOW, Claim, Message, Query
 from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore, ManualClock
@@ -667,7 +669,7 @@ def test_a_changed_rate_gives_no_tokens_back() -> None:
     assert used.limited(QueueLimit(rate=5), 50.0).tokens == 0.0
     assert used.limited(QueueLimit(concurrency=5), 50.0).granted == (("x", 1, 2),)
     assert used.limited(None, 50.0).limited(QueueLimit(rate=5), 50.0).tokens == 5.0
-    assert Gate.from_text(used.to_text()) == used
+    assert Gate.of("mail", attrs.evolve(new_record("mail", None, 0.0).head, note=used.to_text())) == used
 
 
 # --- nobody sees the records ----------------------------------------------------------------------------------------
@@ -720,6 +722,8 @@ async def test_a_record_that_cannot_be_read_closes_its_queue_and_no_other() -> N
             async with Worker(ledger.registry, store=store):
                 await (await client.submit("work", 2)).result()
                 assert (await client.get(waits.id)).state == "initialized"
+                with pytest.raises(CorruptDataError, match="the record of queue 'broken' is damaged: set its limit"):
+                    await client.list_queues()
                 await client.limit_queue("broken", concurrency=1)
                 assert await waits.result() == 1
 
@@ -763,4 +767,4 @@ def test_the_record_of_a_later_version_is_refused() -> None:
     """I14: a limit that is not understood must not be taken for none."""
     newer = json.loads(Gate.full(QueueLimit(rate=1), now=0.0).to_text()) | {"format": 99}
     with pytest.raises(NewerFormatError, match="99"):
-        Gate.from_text(json.dumps(newer))
+        Gate.of("mail", attrs.evolve(new_record("mail", None, 0.0).head, note=json.dumps(newer)))
