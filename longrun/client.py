@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import anyio
@@ -50,6 +51,8 @@ class Client(Office):
 
     def find_workflow(self, workflow: Any) -> Workflow:
         """By its name alone: whoever first runs it gives it its steps."""
+        if not isinstance(workflow, str):
+            raise ConfigError("workflow", workflow, "give its name: a client has no registry")
         if check_name("workflow", workflow) in RECORDS:
             raise ConfigError("workflow", workflow, "that name is kept for longrun's own records")
         return Workflow(name=workflow, steps=())
@@ -94,11 +97,15 @@ class _Blocking:
     def __repr__(self) -> str:
         return f"<blocking {self._target!r}>"
 
+    def __dir__(self) -> list[str]:
+        return dir(self._target)
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._target, name)
         if not callable(found):
             return found
 
+        @wraps(found)
         def call(*args: Any, **options: Any) -> Any:
             return self._wrapped(self._bridge.call(_call, found, args, options))
 

@@ -86,7 +86,7 @@ class Gates:
 
     def _gate(self, name: str, head: Head) -> Gate:
         try:
-            return Gate.from_text(head.note)
+            return Gate.of(name, head)
         except CodecError as error:
             self._executor.log.error("queue.unreadable", queue=name, problem=str(error))  # noqa: TRY400 -- it says it all
             return Gate(limit=CLOSED)
@@ -330,7 +330,7 @@ class Gates:
         else:
             taken += await self._claim(claim, claim.states - {State.INITIALIZED}, room)
             taken += await self._claim(claim, claim.states & {State.INITIALIZED}, min(starts, room - len(taken)))
-        began = sum(loaded.head.state is State.INITIALIZED for loaded in taken)
+        began = sum(_begins(loaded) for loaded in taken)
         gate = gate.refilled(now)
         granted = (*gate.granted, *(_mark(loaded) for loaded in taken if loaded.head.state not in IN_STEPS))
         return taken, attrs.evolve(gate, tokens=max(0.0, gate.tokens - began), granted=granted if most else ())
@@ -349,6 +349,14 @@ class Gates:
 
 def _mark(loaded: Loaded) -> tuple[str, int, int]:
     return loaded.definition.id, loaded.head.fence, loaded.head.revision
+
+
+def _begins(loaded: Loaded) -> bool:
+    """Whether it was submitted and begins now. One that somebody has paused or cancelled meanwhile does not: it takes
+    no token."""
+    orders = [message.kind for message in loaded.messages if message.kind != "signal"]
+    stopped = "cancel" in orders or orders[-1:] == ["pause"]
+    return loaded.head.state is State.INITIALIZED and not stopped
 
 
 def _is_due(head: Head, now: float) -> bool:

@@ -113,11 +113,12 @@ class Gate:
         return json.dumps({"format": FORMAT, **fields}, separators=(",", ":"))
 
     @classmethod
-    def from_text(cls, text: str | None) -> Gate:
+    def of(cls, queue: str, head: Head) -> Gate:
+        what = f"the record of queue {queue!r}"
         try:
-            fields = json.loads(text or "")
+            fields = json.loads(head.note or "")
             if fields["format"] > FORMAT:
-                raise NewerFormatError("the record of a queue", fields["format"], FORMAT)
+                raise NewerFormatError(what, fields["format"], FORMAT)
             return cls(
                 limit=None if fields["limit"] is None else QueueLimit(**fields["limit"]),
                 tokens=float(fields["tokens"]),
@@ -125,7 +126,7 @@ class Gate:
                 granted=tuple((str(id), int(fence), int(revision)) for id, fence, revision in fields["granted"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptDataError("the record of a queue", "it cannot be read") from error
+            raise CorruptDataError(what, "set its limit again, or take it off") from error
 
     def limited(self, limit: QueueLimit | None, now: float) -> Gate:
         """With another limit. Tokens that were used stay used, unless there was no rate before."""
@@ -197,7 +198,7 @@ async def list_queues(store: CheckpointStore) -> list[QueueInfo]:
 async def _info(store: CheckpointStore, name: str, record: Stored | None) -> QueueInfo:
     queued = await store.count(Query(queue=name, states=QUEUED, owned=False))
     running = await store.count(Query(queue=name, states=QUEUED | IN_STEPS, owned=True))
-    limit = None if record is None else Gate.from_text(record.head.note).limit
+    limit = None if record is None else Gate.of(name, record.head).limit
     return QueueInfo(name=name, limit=limit, queued=sum(queued.values()), running=sum(running.values()))
 
 

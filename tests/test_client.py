@@ -162,6 +162,19 @@ async def test_a_workflow_is_a_name(workflow: Any) -> None:
         assert await client.list() == []
 
 
+async def test_who_submits_steps_is_told_that_a_client_knows_names_only() -> None:
+    async with Client("memory:") as client:
+        with pytest.raises(ConfigError, match="give its name: a client has no registry"):
+            await client.submit([ask, note], {})
+
+
+def test_a_blocking_client_shows_what_it_can_do_and_how(url: str) -> None:
+    with client_sync(url) as client:
+        assert {"submit", "pause", "list_queues"} <= {*dir(client)}
+        assert client.submit.__doc__ == Client.submit.__doc__
+        assert "info" in dir(client.submit("asks", {}))
+
+
 async def test_the_records_of_queues_are_nobodys_workflow(url: str) -> None:
     async with Client(url) as client:
         with pytest.raises(ConfigError, match="kept for longrun's own records"):

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import attrs
 import pytest
 
 from longrun import (
     ConfigError,
+    CorruptDataError,
     ExecutionState,
     Executor,
     ExecutorConfig,
@@ -30,8 +32,8 @@ from longrun import (
 )
 from longrun.client import Client
 from longrun.plan import Planner
-from longrun.queues import Gate, record_id
-from longrun.stored import QUEUE_WORKFLOW, Claim, Query
+from longrun.queues import Gate, new_record, record_id
+from longrun.stored import QUEUE_WORKFLOW, Claim, Message, Query
 from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore, ManualClock
 from longrun.testing.samples import owned
@@ -615,6 +617,37 @@ async def test_what_was_paused_in_its_first_step_has_begun_and_does_not_wait_for
                 assert await run.result() == 7
 
 
+@pytest.mark.parametrize("orders", [("pause",), ("cancel",), ("pause", "resume", "pause")])
+async def test_what_was_stopped_before_it_began_takes_no_token(store: CheckpointStore, orders: tuple[str, ...]) -> None:
+    """Whoever asked for it has stored that, and the worker comes first."""
+    ledger = Ledger()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.limit_queue("mail", rate=1, per=timedelta(hours=1))
+            stopped = await client.submit("work", 1, queue="mail", priority=1)
+            for kind in orders:
+                await store.send(stopped.id, Message(kind=kind, sent=0.0), limit=9)
+            run = await client.submit("work", 2, queue="mail")
+            async with Worker(ledger.registry, store=store):
+                assert await run.result() == 2
+                assert (await stopped.info()).state == ("cancelled" if "cancel" in orders else "paused")
+
+
+async def test_what_was_resumed_before_it_began_takes_its_token(store: CheckpointStore) -> None:
+    ledger = Ledger()
+    with anyio.fail_after(PATIENCE):
+        async with Client(store) as client:
+            await client.limit_queue("mail", rate=1, per=timedelta(hours=1))
+            first = await client.submit("work", 1, queue="mail", priority=1)
+            for kind in ("pause", "resume"):
+                await store.send(first.id, Message(kind=kind, sent=0.0), limit=9)
+            second = await client.submit("work", 2, queue="mail")
+            async with Worker(ledger.registry, store=store):
+                assert await first.result() == 1
+                await swept(client)
+                assert (await second.info()).state == "initialized"
+
+
 def test_a_bucket_fills_and_does_not_stall_when_the_clock_is_put_back() -> None:
     """I12: clocks only decide when to try."""
     gate = Gate.full(QueueLimit(rate=10, per=60), now=1000.0)
@@ -636,7 +669,7 @@ def test_a_changed_rate_gives_no_tokens_back() -> None:
     assert used.limited(QueueLimit(rate=5), 50.0).tokens == 0.0
     assert used.limited(QueueLimit(concurrency=5), 50.0).granted == (("x", 1, 2),)
     assert used.limited(None, 50.0).limited(QueueLimit(rate=5), 50.0).tokens == 5.0
-    assert Gate.from_text(used.to_text()) == used
+    assert Gate.of("mail", attrs.evolve(new_record("mail", None, 0.0).head, note=used.to_text())) == used
 
 
 # --- nobody sees the records ----------------------------------------------------------------------------------------
@@ -689,6 +722,8 @@ async def test_a_record_that_cannot_be_read_closes_its_queue_and_no_other() -> N
             async with Worker(ledger.registry, store=store):
                 await (await client.submit("work", 2)).result()
                 assert (await client.get(waits.id)).state == "initialized"
+                with pytest.raises(CorruptDataError, match="the record of queue 'broken' is damaged: set its limit"):
+                    await client.list_queues()
                 await client.limit_queue("broken", concurrency=1)
                 assert await waits.result() == 1
 
@@ -732,4 +767,4 @@ def test_the_record_of_a_later_version_is_refused() -> None:
     """I14: a limit that is not understood must not be taken for none."""
     newer = json.loads(Gate.full(QueueLimit(rate=1), now=0.0).to_text()) | {"format": 99}
     with pytest.raises(NewerFormatError, match="99"):
-        Gate.from_text(json.dumps(newer))
+        Gate.of("mail", attrs.evolve(new_record("mail", None, 0.0).head, note=json.dumps(newer)))

@@ -64,8 +64,10 @@ def worker_command(
     names = found.get("queues", queues, None)
     number = found.get("concurrency", concurrency)
     port = found.get("metrics_port", metrics_port)
+    made = make_store(store, create=True)
+    if made.backend.kind == "memory":
+        raise click.UsageError("nobody could submit to a store in memory: give the URL of another --store")
     with _telemetry(port, found.get("metrics_host", metrics_host, "127.0.0.1"), otel) as telemetry:
-        made = make_store(store, create=True)
         config = found.config() if number is None else attrs.evolve(found.config(), max_concurrency=number)
         return go(_work, registry, made, names, config, telemetry, loop=loop)
 

@@ -164,10 +164,10 @@ class _Copy:
         """A limit that the target has already rules."""
         there = await records(self._target)
         for name, record in (await records(self._source)).items():
-            limit, now = Gate.from_text(record.head.note).limit, time.time()
+            limit, now = Gate.of(name, record.head).limit, time.time()
             if name not in there:
                 await self._target.create(new_record(name, limit, now))
-            elif limit is not None and Gate.from_text(there[name].head.note).limit is None:
+            elif limit is not None and Gate.of(name, there[name].head).limit is None:
                 head, note = there[name].head, Gate.full(limit, now).to_text()
                 await self._target.save(
                     Save(id=there[name].definition.id, head=attrs.evolve(head, revision=head.revision + 1, note=note))

@@ -288,6 +288,11 @@ def test_a_worker_runs_what_was_submitted_to_its_queues_and_drains_on_sigterm(ur
     assert read("workers", "--store", url)["workers"] == []
 
 
+def test_a_worker_does_not_wait_for_what_nobody_could_submit() -> None:
+    said = call("worker", APP, "--store", "memory:", code=2)
+    assert "nobody could submit to a store in memory: give the URL of another --store" in said.stderr
+
+
 def test_a_dead_worker_is_seen_and_swept_up(file_url: str, process: Process) -> None:
     prepare(file_url)
     submit(file_url, "a", state=json.loads(LONG))
