@@ -1,4 +1,4 @@
-"""`longrun store info`, `store migrate`, `store copy` and `store failover`."""
+"""`longrun store info`, `store migrate`, `store copy`, `store failover` and `store replace`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from longrun.cli._text import clean, hide_secrets, json_text, out, say
 
 @click.group("store")
 def store_command() -> None:
-    """Look at a store, migrate it, copy it to another, or switch to the other one of a pair."""
+    """Look at a store, migrate it, copy it to another, or see to a pair: switch to the other one, replace one."""
 
 
 @store_command.command("info", short_help="What kind of store it is, and what is in it.")
@@ -85,13 +85,35 @@ def failover_command(force: bool, store: str | None) -> None:
 
 
 async def _failover(store: Any, force: bool) -> Any:
+    async with _pair(store) as pair:
+        await pair.failover(force=force)
+        return pair.status()
+
+
+@store_command.command("replace", short_help="Put an empty store in the place of a lost one of a pair.")
+@click.argument("part", type=click.Choice(["primary", "secondary"]))
+@click.option("--force", is_flag=True, help="Also if the lost store may have had more than the other: that is lost.")
+@store_option
+def replace_command(part: str, force: bool, store: str | None) -> None:
+    """Put the store that the URL names as PART, new and empty, in the place of the one that was PART of the pair.
+
+    Whoever calls it says that the old one is lost, and that no process uses it any more. The other one is active then,
+    and the workers bring the new one up to date.
+    """
+    go(_replace, make_store(store), part, force)
+    out(f"the {part} is a new store now, and is brought up to date when a worker uses the pair")
+
+
+async def _replace(store: Any, part: str, force: bool) -> None:
+    await _pair(store).replace(part, force=force)
+
+
+def _pair(store: Any) -> Any:
     from longrun.stores.replicated import ReplicatedCheckpointStore
 
     if not isinstance(store, ReplicatedCheckpointStore):
         raise click.UsageError("that is no pair of stores; give --store 'replicated:?primary=URL&secondary=URL'")
-    async with store:
-        await store.failover(force=force)
-        return store.status()
+    return store
 
 
 @store_command.command("copy", short_help="Carry everything to another store.")

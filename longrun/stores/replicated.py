@@ -40,7 +40,12 @@ class ReplicatedCheckpointStore(CheckpointStore):
     active again. Every change of parts has a generation number, which both stores keep: a store with an older one is
     refused until it was brought up to date, also by a process that has just started.
 
-    All processes give the two in the same order: each store keeps which part it has, and the other order is refused.
+    All processes give the same two in the same order: each store keeps the name of the pair and which part it has. The
+    other order is refused, and so is a store of another pair, and an empty one that knows nothing of this pair: its URL
+    may be mistyped. If a store is lost, `replace` (or `longrun store replace`) puts an empty one in its place; the lost
+    one is refused from then on. Whoever replaces a store says that no process uses it any more: one that does stops
+    when it sees the new term, at the latest at its next check. Only a standby that is `behind` anyway does not keep the
+    other store from going on; `status().reason` says why it is not brought up to date.
 
     **Who may decide.** Automatic failover needs a `witness`, which all processes share, or `single_process=True`, which
     says that nobody else uses the two stores. Without either, a dead primary makes calls fail until somebody calls
@@ -113,6 +118,12 @@ class ReplicatedCheckpointStore(CheckpointStore):
     async def failover(self, *, force: bool = False) -> None:
         """Make the standby active, by hand. `force` takes one that is not level, and loses what it lacks."""
         await anyio.to_thread.run_sync(lambda: self.backend.failover(force=force))
+
+    async def replace(self, part: str, *, force: bool = False) -> None:
+        """Put the store that is given as `part` ('primary' or 'secondary'), which is new and empty, in the place of one
+        that is lost; the other one is active then. The pair may be open or not. `force` where the lost store may have
+        had more: that is lost too."""
+        await anyio.to_thread.run_sync(lambda: self.backend.replace(part, force=force))
 
     async def check(self) -> None:
         """One round of looking after the pair, now instead of at the next `health_interval`."""

@@ -123,3 +123,18 @@ def test_a_look_with_a_mistyped_secondary_changes_nothing(url: str, tmp_path: Pa
     assert (tmp_path / "typo.db").exists() is there
     assert [file.read_text() for file in sorted((tmp_path / "w").iterdir())] == before
     assert "the standby is level" in call("doctor", "--store", url).stdout
+
+
+def test_a_worker_is_refused_a_mistyped_store_and_a_lost_one_is_replaced(url: str, tmp_path: Path) -> None:
+    prepare(url, submitted("site", "x"))
+    wrong = url.replace("b.db", "typo.db")
+    said = call("run", APP, "site", "--id", "y", "--store", wrong, code=5).stderr
+    assert "the secondary is empty and knows nothing of this pair" in said
+    assert "longrun store replace secondary" in said
+    new = url.replace("b.db", "new.db")
+    said = call("store", "replace", "secondary", "--store", new).stdout
+    assert said == "the secondary is a new store now, and is brought up to date when a worker uses the pair\n"
+    assert "the standby is behind" in call("doctor", "--store", new).stdout
+    assert "is not in the pair any more" in call("list", "--store", url, code=5).stderr
+    assert "in this pair already" in call("store", "replace", "secondary", "--store", new, code=5).stderr
+    call("store", "replace", "secondary", "--store", f"file:{tmp_path / 'a'}", code=2)

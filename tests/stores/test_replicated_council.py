@@ -117,6 +117,7 @@ def test_of_two_processes_that_make_the_pair_one_names_it() -> None:
     witness = Witnessed()
     witness.rival = FIRST
     two = Two(witness)
+    two.write(attrs.evolve(FIRST, generation=0), None)
     two.council.decide()
     assert two.council.term == FIRST
     assert two.stored == (1, 1)
@@ -130,12 +131,11 @@ def test_a_store_with_executions_of_its_own_is_not_taken_into_a_pair() -> None:
         two.council.decide()
 
 
-def test_two_empty_stores_of_which_one_is_new_need_no_repair() -> None:
-    two = Two()
-    two.write(FIRST, None)
-    two.council.decide()
-    assert two.followed == (1, "primary", LEVEL)
-    assert two.stored == (1, 1)
+def test_a_witness_that_another_pair_uses_is_refused() -> None:
+    witness = Witnessed()
+    witness.rival = FIRST
+    with pytest.raises(StoreSettingsError, match="the witness is that of another pair"):
+        Two(witness).council.decide()
 
 
 def test_a_standby_that_missed_a_term_is_behind() -> None:

@@ -17,6 +17,7 @@ from longrun.errors import CorruptDataError, LeaseLostError, StoreSettingsError,
 from longrun.records import ExecutionState
 from longrun.stored import Owner, Query
 from longrun.stores._file.disk import Disk
+from longrun.stores._replicated.term import write_term
 from longrun.stores.file import FileBackend
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.replicated import ReplicatedCheckpointStore
@@ -411,12 +412,15 @@ def test_an_old_primary_is_refused_by_its_generation(quick: Callable[..., Pair])
 
 
 def test_a_primary_that_lost_its_disk_is_refused(quick: Callable[..., Pair]) -> None:
-    """It comes back empty, and the record says that it is active: an older generation all the same."""
+    """It comes back empty, and the record says that it is active: somebody has to say that it is the right one."""
     pair = quick(failback_after=None)
     with opened(pair.backend) as backend:
         created(backend, create("a"))
     pair.primary.inner = MemoryBackend()
     again = pair.again()
+    with pytest.raises(StoreSettingsError, match="the primary is empty and knows nothing of this pair"):
+        again.backend.open()
+    again.backend.replace("primary", force=True)
     with opened(again.backend) as backend:
         assert again.status().active == "secondary"
         assert backend.load("a") is not None
@@ -433,7 +437,9 @@ def test_by_hand_an_old_primary_waits_for_a_word(quick: Callable[..., Pair]) -> 
         with pytest.raises(StoreUnavailableError, match="failover"):
             backend.load("a")
         assert pair.parts == ("primary", "level")
-    pair.primary.down, pair.primary.inner = False, MemoryBackend()
+        term = backend._council.term
+        write_term(backend._sides[1], attrs.evolve(term, generation=term.generation + 1), 0.0)
+    pair.primary.down = False
     again = pair.again()
     with opened(again.backend) as backend:
         assert again.status().active is None

@@ -76,7 +76,7 @@ def test_a_store_that_knows_nothing_of_the_pair_is_not_taken_in(pair: Looked, si
     """It is empty since somebody mistyped its name."""
     before = pair.terms
     setattr(pair, side, Switch(MemoryBackend()))
-    with pytest.raises(StoreSettingsError, match=f"the {side} knows nothing of this pair"):
+    with pytest.raises(StoreSettingsError, match=f"the {side} is empty and knows nothing of this pair"):
         pair.looking().open()
     assert pair.terms == before
     assert getattr(pair, side).load("longrun.replica.term") is None

@@ -16,13 +16,20 @@ import attrs
 from longrun.clock import Clock
 from longrun.errors import StoreSettingsError, StoreUnavailableError
 from longrun.logging import get_logger
-from longrun.stored import Query
+from longrun.stores._replicated.members import (
+    is_empty,
+    is_member,
+    is_needed,
+    new_name,
+    same_origin,
+    unfinished,
+    what_is_wrong,
+)
 from longrun.stores._replicated.side import LostError, Side
 from longrun.stores._replicated.term import (
     BEHIND,
     JOINING,
     LEVEL,
-    RESERVED,
     Term,
     being_mended,
     read_term,
@@ -46,6 +53,22 @@ class Rules:
     """Failed writes in a row after which a side that still answers a ping counts as lost."""
 
 
+@attrs.frozen(kw_only=True)
+class Survey:
+    """What can be known of a pair now."""
+
+    records: dict[str, Term | None]
+    """What each side that answers has on record."""
+    told: Term | None
+    """What the witness says."""
+
+    @property
+    def newest(self) -> Term | None:
+        """None if the two are no pair yet."""
+        found = [term for term in (*self.records.values(), self.told) if term is not None and term.generation > 0]
+        return max(found, key=lambda term: term.generation, default=None)
+
+
 class Council:
     """The parts of the two sides. Its caller holds the gate while a term may change."""
 
@@ -55,13 +78,15 @@ class Council:
         self.term: Term | None = None
         self.name = uuid.uuid4().hex
         self.trouble = "it is closed"
-        """Why there is no term."""
+        """Why there is no term, or why the standby is not brought up to date."""
         self.company = False
         """This process took itself to be alone and is not: it may not decide anything before it is opened again."""
         self.looks = False
         """This process only looks at the pair, or writes a little to it: it decides nothing before it writes."""
         self._owed = False
         """It has seen that the standby is not what the term says, and has to say so before it writes."""
+        self._met = ""
+        """The pair of which both sides are known to be."""
         self.failovers = 0
         self.since = 0.0
         """When the last term began, by the monotonic clock."""
@@ -122,34 +147,38 @@ class Council:
         """At the start, and until it is known: find the newest term. Without one the store waits, and says why."""
         if self.company:
             raise StoreUnavailableError(KIND, self.trouble)
-        reached: dict[str, Side] = {}
-        records: dict[str, Term | None] = {}
-        for name, side in self.sides.items():
-            with contextlib.suppress(LostError):
-                if side.answers():
-                    records[name] = read_term(side)
-                    reached[name] = side
-        seen = [term for term in records.values() if term is not None]
-        told = self._told()
-        newest = max([*seen, *([told] if told else [])], key=lambda term: term.generation, default=None)
-        if not reached:
+        found = self.survey()
+        if not found.records:
             raise StoreUnavailableError(KIND, "neither the primary nor the secondary answers")
+        if found.newest is None:
+            self._pair(found.records)
+            found = self.survey()
+        newest, records, told = found.newest, found.records, found.told
         if newest is None:
-            newest = self._pair(reached)
-            records = dict.fromkeys(reached, newest)
-        self._check_pair(newest, records)
-        if None in records.values() and not self.looks and all(map(_empty, reached.values())):
-            records = {name: write_term(side, newest, self._clock.now()) for name, side in reached.items()}
-        unseen = [name for name in self.sides if name not in reached]
-        lonely = newest.standby != LEVEL and newest.active in reached
+            raise StoreUnavailableError(KIND, "both stores must answer when they become a pair")
+        if unfinished(records, newest) and not self.looks:
+            records = self._finish(newest)
+        strange = self._check_pair(newest, records)
+        unseen = [name for name in self.sides if name not in records]
+        lonely = newest.standby != LEVEL and newest.active in records
         if unseen and not told and not lonely:
             self._wait(f"the {unseen[0]} does not answer and may be the newer one; failover() with force=True decides")
             return
         if not unseen:
             self._introduce(newest)
         self._follow(newest)
+        self.trouble, self._met = strange, "" if unseen or strange else newest.pair
         with contextlib.suppress(LostError):  # a side that is away is looked at again when it is back
             self._refuse_old(newest, records)
+
+    def survey(self) -> Survey:
+        """Ask both sides and the witness."""
+        records: dict[str, Term | None] = {}
+        for name, side in self.sides.items():
+            with contextlib.suppress(LostError):
+                if side.answers():
+                    records[name] = read_term(side)
+        return Survey(records=records, told=self._told())
 
     def _introduce(self, newest: Term) -> None:
         """A witness that was given to a pair of long standing: both sides answer, so this is what there is to know."""
@@ -175,35 +204,58 @@ class Council:
         self.term, self.trouble = None, trouble
         self._log.warning("replica.undecided")
 
-    def _pair(self, reached: dict[str, Side]) -> Term:
-        """The first time: the primary is active, and the secondary must be empty."""
+    def _pair(self, records: dict[str, Term | None]) -> None:
+        """The first time: the primary is active, and the secondary must be empty. The primary is given the name of the
+        pair first and the term last: until then it is known that nothing is on the two."""
         if self.looks:
             raise StoreUnavailableError(KIND, "the two stores are no pair yet")
-        if len(reached) < 2:
+        if len(records) < 2:
             raise StoreUnavailableError(KIND, "both stores must answer when they become a pair")
-        primary, secondary = reached["primary"], reached["secondary"]
-        if not _empty(secondary):
+        primary, secondary = self.sides["primary"], self.sides["secondary"]
+        if not is_empty(secondary):
+            if read_term(secondary) is not None:  # another process has made the pair meanwhile
+                return
             raise StoreSettingsError(
                 KIND, "the secondary has executions that were never replicated; give an empty store"
             )
-        state = LEVEL if _empty(primary) else BEHIND
-        first = Term(generation=1, pair=uuid.uuid4().hex, active="primary", standby=state, by=self.name)
-        if self._witness is not None and not self._witness.propose(first):
-            first = self._witness.read() or first
-        first = write_term(primary, first, self._clock.now())
-        write_term(secondary, first, self._clock.now())
-        return first
+        state = LEVEL if is_empty(primary) else BEHIND
+        named = Term(generation=0, pair=new_name(), active="primary", standby=state, by=self.name)
+        named = write_term(primary, named, self._clock.now())
+        if named.generation == 0:
+            self._found(attrs.evolve(named, generation=1, standby=state, by=self.name))
 
-    def _check_pair(self, newest: Term, records: dict[str, Term | None]) -> None:
+    def _found(self, first: Term) -> None:
+        if self._witness is not None and not self._witness.propose(first):
+            told = self._witness.read() or first
+            if told.pair != first.pair:
+                raise StoreSettingsError(KIND, "the witness is that of another pair of stores")
+            first = told
+        self._finish(first)
+
+    def _finish(self, first: Term) -> dict[str, Term | None]:
+        """Both sides get the first term; the primary last."""
+        first = write_term(self.sides["secondary"], first, self._clock.now())
+        return {"secondary": first, "primary": write_term(self.sides["primary"], first, self._clock.now())}
+
+    def _check_pair(self, newest: Term, records: dict[str, Term | None]) -> str:
+        """Refuse a store that is none of the two. A standby that is not in use, and empty, is only left out: the other
+        one goes on alone, and this is why."""
+        if not any(records.values()) and len(records) == 2:
+            raise StoreSettingsError(
+                KIND,
+                "neither store knows the pair that the witness knows: give the two that it is about, or a new witness"
+                " for a new pair",
+            )
+        strange = ""
         for name, record in records.items():
-            if record is not None and record.pair != newest.pair:
-                raise StoreSettingsError(KIND, f"the {name} belongs to another pair of stores")
-            if record is None and not _empty(self.sides[name]):
+            if record is None and not is_empty(self.sides[name]):
                 raise StoreSettingsError(KIND, f"the {name} has executions of its own; give an empty store")
-            if record is None and self.looks and (name == newest.active or newest.standby != BEHIND):
-                raise StoreSettingsError(
-                    KIND, f"the {name} knows nothing of this pair; if it is the right one, let a worker take it in"
-                )
+            if not is_member(name, record, newest):
+                strange = what_is_wrong(name, record, newest)
+                if record is not None or is_needed(name, newest):
+                    raise StoreSettingsError(KIND, strange)
+                self._log.warning("replica.stranger", side=name)
+        return strange
 
     def _refuse_old(self, newest: Term, records: dict[str, Term | None]) -> None:
         """A side with an older term, or with none, missed something: it is not used before it is brought up to date."""
@@ -236,12 +288,13 @@ class Council:
     # changes made elsewhere
 
     def newest(self) -> Term | None:
-        """What the witness and the sides say now, as far as they answer."""
-        found = [self._told()]
+        """What the witness and the sides say now of this pair, as far as they answer."""
+        found, term = [self._told()], self.term
         for side in self.sides.values():
             with contextlib.suppress(LostError):
                 found.append(read_term(side))
-        return max((term for term in found if term), key=lambda term: term.generation, default=None)
+        ours = [one for one in found if one is not None and (term is None or same_origin(one, term))]
+        return max(ours, key=lambda one: one.generation, default=None)
 
     def overtaken(self) -> bool:
         """Whether there is a newer term than the one that is followed here. Any thread may ask."""
@@ -249,7 +302,8 @@ class Council:
 
     def _newer(self) -> Term | None:
         newest, term = self.newest(), self.term
-        return newest if newest and term and newest.generation > term.generation else None
+        newer = newest is not None and term is not None and newest.generation > term.generation
+        return newest if newer else None
 
     def follow(self) -> bool:
         """Take over a newer term; True if there is one."""
@@ -257,8 +311,28 @@ class Council:
         if newest is None:
             return False
         self._refuse_company(newest)
+        with contextlib.suppress(LostError):  # whoever writes sees to it first
+            self.meet(newest)
         self._follow(newest)
         return True
+
+    def meet(self, term: Term) -> None:
+        """See that the sides which a term needs are those that it means: others may have replaced one of them. One
+        that is not is not used any more."""
+        if term.pair == self._met:
+            return
+        for side in self.sides.values():
+            if is_needed(side.name, term) and not is_member(side.name, record := read_term(side), term):
+                self._wait(what_is_wrong(side.name, record, term))
+                raise StoreUnavailableError(KIND, self.trouble)
+        if term.standby != BEHIND:
+            self._met = term.pair
+
+    def admit(self, side: Side) -> None:
+        """Before a store that was away is written to again: it must be the one that went."""
+        if not is_member(side.name, record := read_term(side), self._ruling()):
+            self.trouble = what_is_wrong(side.name, record, self._ruling())
+            raise StoreSettingsError(KIND, self.trouble)
 
     def _refuse_company(self, newest: Term) -> None:
         """A second process that takes itself to be alone has made a newer term: this one does nothing more."""
@@ -274,6 +348,8 @@ class Council:
         newest = read_term(self.active)
         if newest is None or newest.generation <= self._ruling().generation:
             return False
+        with contextlib.suppress(LostError):
+            self.meet(newest)
         self._follow(newest)
         return True
 
@@ -290,6 +366,11 @@ class Council:
         proposed it has died, is stored on its active side."""
         if self._owed:
             self.propose(self.active.name, BEHIND)
+        if self.term is not None and self.mirrors:
+            try:
+                self.meet(self.term)
+            except LostError as lost:
+                self.without(lost)
         term = self.term
         if term is None or term.generation <= self._noted:
             return
@@ -302,6 +383,12 @@ class Council:
         if stored.generation > term.generation:
             self.follow()
 
+    def take(self, term: Term) -> None:
+        """Go by this term, on the word of whoever has looked at both sides."""
+        if self.term not in (None, term):
+            self._refuse_company(term)
+        self._follow(term)
+
     def _follow(self, term: Term) -> None:
         if term.by != self.name and term.standby != BEHIND:
             self.compared()
@@ -310,12 +397,17 @@ class Council:
 
     # changes made here
 
-    def propose(self, active: str, standby: str, *, tail: bool | None = None) -> bool:
+    def propose(self, active: str, standby: str, *, tail: bool | None = None, pair: str | None = None) -> bool:
         """A new term; False if another process was faster, whose term is then followed."""
         old = self._ruling()
         kept = old.tail if tail is None else tail
         new = Term(
-            generation=old.generation + 1, pair=old.pair, active=active, standby=standby, tail=kept, by=self.name
+            generation=old.generation + 1,
+            pair=pair or old.pair,
+            active=active,
+            standby=standby,
+            tail=kept,
+            by=self.name,
         )
         if self._witness is not None:
             if self._witness.read() is None:  # a directory that is not mounted, say: it would consent to anything
@@ -326,11 +418,21 @@ class Council:
             self._follow(new)
         stored = write_term(self.sides[active], new, self._clock.now())
         self._refuse_company(stored)
+        if stored != new:
+            with contextlib.suppress(LostError):
+                self.meet(stored)
         self._follow(stored)
         self._noted = stored.generation
         if stored == new and standby != BEHIND:
             write_term(self._other(self.sides[active]), new, self._clock.now())
         return stored == new
+
+    def without(self, lost: LostError) -> None:
+        """A side does not answer: go on with the other one, or raise."""
+        if lost.side is self.active:
+            self.lost(lost)
+        else:
+            self.dropped(lost)
 
     def lost(self, lost: LostError) -> None:
         """The active side does not answer: return when the other one is active; raise if it must not be."""
@@ -348,7 +450,7 @@ class Council:
             raise StoreUnavailableError(KIND, f"{lost.error.problem}; failover() makes the {other.name} active")
         if self.failovers >= self.rules.max_failovers:
             raise StoreUnavailableError(KIND, f"it failed over {self.failovers} times; failover() does it once more")
-        self._refuse_mended(other)
+        self.refuse_mended(other)
         self._switch_to(other, lost)
 
     def instead(self, lost: LostError) -> Side:
@@ -362,7 +464,7 @@ class Council:
             raise lost.error
         return self.standby if lost.side is self.active else self.active
 
-    def _refuse_mended(self, side: Side) -> None:
+    def refuse_mended(self, side: Side) -> None:
         """A copy that was being replaced when its process died lacks what was acknowledged."""
         if not self.rules.asynchronous and (ids := being_mended(side)):
             raise StoreUnavailableError(
@@ -422,7 +524,7 @@ class Council:
         if self._ruling().standby != LEVEL and not force:
             raise StoreUnavailableError(KIND, f"the {new.name} is {self._ruling().standby}, not level: it lacks data")
         if not force:
-            self._refuse_mended(new)
+            self.refuse_mended(new)
         stays = self._ruling().standby == LEVEL and old.answers()
         if stays:
             self.before_switch()
@@ -437,15 +539,10 @@ class Council:
         if not known:
             raise StoreUnavailableError(KIND, "neither side that answers has a record of this pair")
         name, newest = max(known.items(), key=lambda pair: pair[1].generation)
-        if self.company or (len(records) < 2 and not force):
+        if self.company or (len(known) < 2 and not force):
             raise StoreUnavailableError(KIND, f"{self.trouble}")
         self._follow(newest)
         self.propose(name, BEHIND, tail=self.rules.asynchronous)
-
-
-def _empty(side: Side) -> bool:
-    rows = side.read("find", Query(limit=len(RESERVED) + 1))
-    return all(row.definition.id in RESERVED for row in rows)
 
 
 __all__ = ["BEHIND", "JOINING", "LEVEL", "Council", "Rules"]

@@ -79,9 +79,7 @@ class ReadingBackend(StoreBackend):
 
     def open(self) -> None:
         with self._gate:
-            if self._witness is not None:
-                with contextlib.suppress(StoreUnavailableError):
-                    self._witness.open()
+            self._open_witness()
             try:
                 with self._raising():
                     self._council.company = False
@@ -106,6 +104,24 @@ class ReadingBackend(StoreBackend):
         with self._gate:
             self._close_sides()
             self._council.term, self._council.trouble = None, "it is closed"
+
+    @contextlib.contextmanager
+    def _for_a_moment(self) -> Iterator[None]:
+        """The two in use, also while the pair is closed."""
+        if self._opened:
+            yield
+            return
+        self._open_witness()
+        try:
+            yield
+        finally:
+            self._close_sides()
+            self._council.term, self._council.trouble = None, "it is closed"
+
+    def _open_witness(self) -> None:
+        if self._witness is not None:
+            with contextlib.suppress(StoreUnavailableError):
+                self._witness.open()
 
     def _close_sides(self) -> None:
         for side in self._sides:

@@ -18,6 +18,7 @@ from longrun.stores._replicated.backend import ReplicatedBackend
 from longrun.stores._replicated.copying import CLEARED
 from longrun.stores._replicated.council import OVERTAKEN
 from longrun.stores._replicated.mirror import MovedError
+from longrun.stores._replicated.replacing import replace
 from longrun.stores._replicated.side import LostError, Side
 from longrun.stores._replicated.status import ReplicationStatus, SideStatus
 from longrun.stores._replicated.term import (
@@ -178,6 +179,19 @@ class TendedBackend(ReplicatedBackend):
         if compares:
             self._resync(exchange=True)
 
+    def replace(self, part: str, *, force: bool = False) -> None:
+        """By hand: take the store that is given as `part`, which is new and empty, into the pair in the place of one
+        that is lost. Only that one is made if there is none."""
+        makes = [side.backend.creates for side in self._sides]
+        for side in self._sides:
+            side.backend.creates = side.name == part
+        try:
+            with self._tending, self._at_the_gate(), self._for_a_moment():
+                replace(self._council, part, self._clock, force=force)
+        finally:
+            for side, made in zip(self._sides, makes, strict=True):
+                side.backend.creates = made
+
     # bringing the standby up to date
 
     def _due_to_join(self) -> bool:
@@ -202,6 +216,8 @@ class TendedBackend(ReplicatedBackend):
             council = self._council
             active, standby = council.active, council.standby
             joins = council.term is not None and (exchange or council.term.standby != LEVEL)
+            if joins:
+                council.admit(standby)
             if council.term is None or (joins and not council.propose(active.name, JOINING)):
                 return
             if council.term.standby == JOINING:

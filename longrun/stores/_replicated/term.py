@@ -37,11 +37,13 @@ TRIES = 20
 
 @frozen(kw_only=True)
 class Term:
-    """`generation` grows by one with every change; what is below the newest one is refused."""
+    """`generation` grows by one with every change; what is below the newest one is refused. 0: the primary was chosen
+    for a pair that is not made yet."""
 
     generation: int
     pair: str
-    """The name of the two stores together: a store of another pair is refused."""
+    """The name of the two stores together: a store that keeps another one is refused. It changes with a store that is
+    replaced."""
     active: str
     standby: str
     by: str
