@@ -46,6 +46,13 @@ SIGNAL_LIMIT = 1000
 BETWEEN = "\x1f"
 """Between a signal's name and its key, which are printable both."""
 COST_OF_A_LOOK = 0.0005
+HINTS = {
+    ("resume", State.FAILED): "use retry",
+    ("resume", State.CANCELLED): "use fork, which makes another one of it",
+    ("retry", State.CANCELLED): "use fork, which makes another one of it",
+    ("retry", State.COMPLETED): "use fork, which makes another one of it",
+}
+"""What to do instead."""
 ELSEWHERE = "it was moved to another store, where it goes on: ask there"
 LOOK_AGAIN = 1.0
 """How long to wait for a change before looking anyway, should a notification be lost."""
@@ -200,8 +207,7 @@ class ControlRoom(Desk, abc.ABC):
         if kind == "cancel" and loaded.head.state is State.CANCELLED:
             return
         if loaded.head.state not in allowed:
-            hint = "use retry" if loaded.head.state is State.FAILED and kind == "resume" else ""
-            raise InvalidStateError(id, loaded.head.state, kind, hint)
+            raise InvalidStateError(id, loaded.head.state, kind, HINTS.get((kind, loaded.head.state), ""))
         if kind != "resume" and was_moved(loaded.head):
             raise InvalidStateError(id, loaded.head.state, kind, ELSEWHERE)
         message = attrs.evolve(message, id=await self.store.send(id, message, limit=SIGNAL_LIMIT * 2))

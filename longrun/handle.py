@@ -63,9 +63,17 @@ class ExecutionHandle:
             here = await self._room.ended_here(self.id)
             return await self._result() if here is None else here.value
         async with away or contextlib.nullcontext():
-            with anyio.fail_after(check_timeout(timeout)):
+            with self._within(timeout):
                 here = await self._room.ended_here(self.id)
                 return await self._result() if here is None else here.value
+
+    @contextlib.contextmanager
+    def _within(self, timeout: float | None) -> Iterator[None]:
+        """Wait for no longer than this. A `TimeoutError` of whatever is waited for stays as it is."""
+        with anyio.move_on_after(check_timeout(timeout)) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise TimeoutError(f"execution {self.id!r} has not come to that after {timeout} s; it goes on")
 
     def _absence(self) -> AbstractAsyncContextManager[Any] | None:
         """What to enter while waiting, if anything."""
@@ -84,7 +92,7 @@ class ExecutionHandle:
         it is not after so many seconds; the execution goes on all the same."""
         wanted = check_states(states) or frozenset()
         async with self._absence() or contextlib.nullcontext():
-            with anyio.fail_after(check_timeout(timeout)):
+            with self._within(timeout):
                 loaded = await self._room.until(self.id, wanted, wakes=self._away is not None)
         forecast = self._room.forecaster.at_once(loaded.definition, loaded.head)
         return views.execution(loaded.definition, loaded.head, forecast=forecast)

@@ -18,6 +18,7 @@ from longrun import (
     ExecutionNotFoundError,
     Executor,
     ExecutorConfig,
+    InvalidStateError,
     MemoryCheckpointStore,
     Sleep,
     StepRegistry,
@@ -185,12 +186,15 @@ def test_a_script_watches_and_waits_for_so_long(url: str) -> None:
     anyio.run(run_to_the_question, url, "x")
     with client_sync(url) as client:
         for wait in (client.handle("x").result, client.handle("x").wait):
-            with pytest.raises(TimeoutError):
+            with pytest.raises(TimeoutError, match="'x' has not come to that after 0.01 s; it goes on"):
                 wait(timeout=0.01)
         events = client.watch("x")
         client.cancel("x")
         assert [event.type for event in events][-1] is EventType.EXECUTION_CANCELLED
         assert client.handle("x").wait(timeout=30).state == "cancelled"
+        for again in (client.retry, client.resume):
+            with pytest.raises(InvalidStateError, match="it is cancelled; use fork"):
+                again("x")
 
 
 @pytest.mark.parametrize("delay", [float("inf"), float("nan"), -1, "soon", True], ids=repr)
