@@ -186,7 +186,7 @@ def test_a_script_watches_and_waits_for_so_long(url: str) -> None:
     anyio.run(run_to_the_question, url, "x")
     with client_sync(url) as client:
         for wait in (client.handle("x").result, client.handle("x").wait):
-            with pytest.raises(TimeoutError, match="'x' has not come to that after 0.01 s; it goes on"):
+            with pytest.raises(TimeoutError, match=r"'x' has not come to that after 0\.01 s; it goes on"):
                 wait(timeout=0.01)
         events = client.watch("x")
         client.cancel("x")
