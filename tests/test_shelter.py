@@ -11,7 +11,7 @@ import anyio
 import pytest
 import sniffio
 
-from longrun import ExecutionBlockedError, Executor, RetryPolicy, StepRegistry, Worker
+from longrun import ExecutionBlockedError, Executor, ExecutorConfig, RetryPolicy, StepRegistry, Worker
 from longrun.client import Client
 from longrun.shelter import Shelter
 from longrun.stored import Save, Write
@@ -99,7 +99,7 @@ async def test_an_execution_that_is_told_to_end_before_it_has_begun_is_given_bac
 
     registry.workflow("work", [work])
     store = MemoryCheckpointStore()
-    async with Executor(registry, store=store) as executor:
+    async with Executor(registry, store=store, config=ExecutorConfig(auto_resume=False)) as executor:
         with monkeypatch.context() as patch:
             patch.setattr(Shelter, "stands", False)
             await executor.start("work", id="a")
