@@ -289,7 +289,7 @@ class RedisBackend(StoreBackend):
         name = self._link.base + b"k:" + id.encode()
         keys = self._link.read("ZRANGE", name, 0, -1)
         numbers = self._link.read("ZMSCORE", name, *keys) if keys else ()
-        found = {key.decode()[1:]: int(float(n)) for key, n in zip(keys, numbers, strict=True) if n is not None}
+        found = {wire.text_of(key)[1:]: int(float(n)) for key, n in zip(keys, numbers, strict=True) if n is not None}
         return int(last or 0), found
 
     def pending(self, owner: str) -> list[str]:

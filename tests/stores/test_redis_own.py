@@ -143,6 +143,7 @@ def test_texts_that_are_no_unicode(backend: RedisBackend) -> None:
     found = load(backend)
     assert (found.head, found.entries) == (save.head, {half: b"2"})
     assert [message.key for message in found.messages] == [half]
+    assert backend.sent("a") == (1, {half: 1})
 
 
 def test_ranks_sort_by_priority_and_age_however_far_they_are() -> None:
