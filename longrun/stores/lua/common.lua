@@ -220,6 +220,13 @@ local function tidy()
   return more
 end
 
+-- The same for whoever only wants to look, also where the server takes no writes: 1 if more may have expired, 0 if not, -1
+-- if some have and cannot be forgotten.
+local function tidied()
+  local ok, more = pcall(tidy)
+  return ok and (more and 1 or 0) or -1
+end
+
 -- Whatever was to become of one that had ended, it stays.
 local function persist(id, f)
   if f.parent ~= '-' then call('ZREM', base .. 'i:kept:' .. f.parent, id) end
