@@ -175,12 +175,10 @@ class StoreBackend(abc.ABC):
                     found[id] = loaded.head.state
         return found
 
+    @abc.abstractmethod
     def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
         """The number of the newest message that an execution was ever sent, and the numbers of the keys it remembers,
-        taken or not: what an exact copy needs besides `load`. Without an override, what the waiting messages tell."""
-        waiting = self.messages(id)
-        keys = {message.key: message.id for message in waiting if message.key is not None}
-        return max((message.id for message in waiting), default=0), keys
+        taken or not: what an exact copy needs besides `load`. Zero and none if there is no execution."""
 
     @abc.abstractmethod
     def pending(self, owner: str) -> list[str]:

@@ -289,7 +289,7 @@ class RedisBackend(StoreBackend):
         name = self._link.base + b"k:" + id.encode()
         keys = self._link.read("ZRANGE", name, 0, -1)
         numbers = self._link.read("ZMSCORE", name, *keys) if keys else ()
-        found = {key.decode()[1:]: int(float(n)) for key, n in zip(keys, numbers, strict=True) if n is not None}
+        found = {wire.text_of(key)[1:]: int(float(n)) for key, n in zip(keys, numbers, strict=True) if n is not None}
         return int(last or 0), found
 
     def pending(self, owner: str) -> list[str]:
@@ -321,8 +321,9 @@ class RedisCheckpointStore(CheckpointStore):
 
     Give a URL (`redis://`, `rediss://`, `unix://`) or a client of redis-py, which is then yours to close. `prefix`
     keeps several stores on one server apart. `finished_ttl` removes executions that many seconds after they finished,
-    and children after their parent did; without it they stay until `gc` or `delete`. What waits, is paused or runs
-    never expires. `timeout` and `connect_timeout` are seconds, and `max_connections` bounds the pool; a client brings
+    and children that long after their parent completed or was cancelled; those of a failed one, which can be retried,
+    that long after it has gone. Without it they stay until `gc` or `delete`. What waits, is paused or runs never
+    expires. `timeout` and `connect_timeout` are seconds, and `max_connections` bounds the pool; a client brings
     its own. A URL may hold these too (`redis://host?prefix=jobs&finished_ttl=86400`), and counts where the argument is
     left at its default.
 

@@ -120,6 +120,28 @@ class MessageContract(ConformanceBase):
         created(backend, create("a"), create("b"))
         assert done(backend, send("a"), send("a", key="k"), send("b", key="k")) == [1, 2, 1]
 
+    def test_what_was_sent_is_told_when_it_was_taken(self, backend: StoreBackend) -> None:
+        """A replicated store copies it: the next number, and every key that is known again."""
+        assert backend.sent("a") == (0, {})
+        first = self.start(backend)
+        assert backend.sent("a") == (0, {})
+        keys = ["k", "", "a b", "=", "é", "x" * 200]
+        done(backend, *[send("a", key=key) for key in keys], send("a"), send("a"))
+        known = {key: number for number, key in enumerate(keys, 1)}
+        assert self.sent(backend) == (8, known)
+        taken = change("a", first, take=(1, 2, 5, 6, 8))
+        done(backend, taken)
+        assert self.sent(backend) == (8, known)
+        ended = {"state": ExecutionState.COMPLETED, "owner": None, "ended": NOW}
+        done(backend, change("a", taken.head, head_fields=ended))
+        assert self.sent(backend) == (8, known)
+        done(backend, send("a", key="late"))
+        assert self.sent(backend) == (9, known | {"late": 9})
+
+    def sent(self, backend: StoreBackend) -> tuple[int, dict[str, int]]:
+        last, keys = backend.sent("a")
+        return last, dict(keys)
+
     def test_a_full_queue_refuses(self, backend: StoreBackend) -> None:
         """I16. A repeated key is answered all the same, and a taken message makes room."""
         first = self.start(backend)

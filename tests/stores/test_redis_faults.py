@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -494,6 +495,39 @@ def test_a_server_that_takes_no_writes_can_be_opened_and_made_room_on(
     other.close()
     other.open()
     assert [one.definition.id for one in other.find(Query())] == ["b"]
+    other.close()
+
+
+@pytest.mark.parametrize("how", ["replica", "too few replicas", "a user that may not"])
+def test_what_expired_keeps_nobody_from_looking_where_nothing_can_be_written(
+    admin: redis.Redis, disposable_redis: RedisServer, how: str
+) -> None:
+    """I10: it cannot be forgotten there, and is not shown all the same."""
+    backend = RedisBackend(disposable_redis.url, finished_ttl=0.001)
+    backend.open()
+    children = [create(f"a{n}", ExecutionState.COMPLETED, parent_id="p") for n in range(3)]
+    backend.commit([owned("b", parent_id="p"), *children])
+    deadline = time.monotonic() + PATIENCE
+    while any(admin.exists(f"{{longrun}}:x:{child.id}") for child in children):
+        assert time.monotonic() < deadline
+    backend.close()
+    assert admin.zcard("{longrun}:i:child:=p") > 1
+    url = disposable_redis.url
+    if how == "replica":
+        admin.replicaof("127.0.0.1", "1")
+    elif how == "too few replicas":
+        admin.config_set("min-replicas-to-write", 3)
+    else:
+        admin.acl_setuser(
+            "looks", enabled=True, nopass=True, keys=["*"], channels=["*"], categories=["+@all", "-@write"]
+        )
+        admin.execute_command("ACL", "SETUSER", "looks", "+eval", "+evalsha")
+        url = url.replace("unix://", "unix://looks@")
+    other = RedisBackend(url)
+    other.open()
+    for query in (Query(), Query(parent_id="p")):
+        assert [one.definition.id for one in other.find(query)] == ["b"]
+        assert other.count(query) == {ExecutionState.RUNNING: 1}
     other.close()
 
 

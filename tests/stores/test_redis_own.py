@@ -143,6 +143,7 @@ def test_texts_that_are_no_unicode(backend: RedisBackend) -> None:
     found = load(backend)
     assert (found.head, found.entries) == (save.head, {half: b"2"})
     assert [message.key for message in found.messages] == [half]
+    assert backend.sent("a") == (1, {half: 1})
 
 
 def test_ranks_sort_by_priority_and_age_however_far_they_are() -> None:
@@ -456,14 +457,89 @@ class TestExpiry:
         assert _lasting(keys, children) == 0
         assert [key for key in keys.all() if ":i:kept" in key or ":i:freed" in key] == []
 
-    def test_children_stay_while_their_parent_is_retried(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
-        backend = opened(finished_ttl=1000.0)
-        parent, children = owned("p"), [owned(f"c{n}", parent_id="p") for n in range(300)]
+    @pytest.mark.parametrize("first", ["children", "parent"])
+    @pytest.mark.parametrize("ttl", [1000.0, None], ids=["expires", "stays"])
+    @pytest.mark.parametrize("end", ["completed", "deleted"])
+    def test_children_stay_while_their_parent_can_be_retried(
+        self, opened: Callable[..., RedisBackend], keys: Keys, first: str, ttl: float | None, end: str
+    ) -> None:
+        """As with `gc`: it asks for them again. Whoever ended first, and whether or not the parent itself expires."""
+        backend, parents = opened(finished_ttl=1000.0), opened(finished_ttl=ttl)
+        parent, children = owned("p"), [owned(f"c{n}", parent_id="p") for n in range(150)]
+        ends = [change(new.id, new.head, head_fields=END) for new in children]
         failed = change("p", parent.head, head_fields=END | {"state": S.FAILED})
         done(backend, parent, *children)
-        done(backend, *[change(new.id, new.head, head_fields=END) for new in children], failed)
+        if first == "parent":
+            done(parents, failed)
+            done(backend, *ends)
+        else:
+            done(backend, *ends)
+            done(parents, failed)
+        assert backend.claim(claim()) == []
+        assert _lasting(keys, children) == 150
+        assert (keys.client.pttl(keys.name("x:p")) > 0) == (ttl is not None)
+        if end == "deleted":
+            assert backend.delete(["p"]) == [True]
+        else:
+            again = change("p", failed.head, head_fields={"state": S.RESUMING, "ended": None})
+            done(parents, again)
+            assert backend.claim(claim(ids=("nobody",))) == []
+            assert _lasting(keys, children) == 150
+            done(parents, change("p", again.head, head_fields=END))
+        assert backend.claim(claim(ids=("nobody",))) == []
+        assert _lasting(keys, children) == 0
+        assert [key for key in keys.all() if ":i:kept" in key or ":i:freed" in key] == []
+
+    def test_children_expire_after_a_failed_parent_that_expired(
+        self, opened: Callable[..., RedisBackend], keys: Keys
+    ) -> None:
+        """Nobody can retry it any more. Who looks sees to that, for a bounded number of them at a time."""
+        backend = opened(finished_ttl=1000.0)
+        children = self.failed_and_gone(opened, keys, 450)
+        assert _lasting(keys, children) == 450
+        assert backend.claim(claim()) == []
+        assert _lasting(keys, children) == 250
+        for _ in range(2):
+            backend.count(Query())
+        assert _lasting(keys, children) == 0
+        assert {keys.client.zcard(keys.name("i:gone")), keys.client.hlen(keys.name("i:gone:facts"))} == {450}
+        assert [key for key in keys.all() if ":i:kept" in key or ":i:freed" in key] == []
+
+    def test_children_are_there_for_a_parent_that_is_made_again(
+        self, opened: Callable[..., RedisBackend], keys: Keys
+    ) -> None:
+        """Of the id of one that failed and expired, whether or not somebody has looked since."""
+        backend = opened(finished_ttl=1000.0)
+        children = self.failed_and_gone(opened, keys, 3)
+        again = owned("p")
+        created(backend, again)
+        backend.count(Query())
+        assert _lasting(keys, children) == 3
+        done(backend, change("p", again.head, head_fields=END))
+        assert _lasting(keys, children) == 0
+
+    def failed_and_gone(self, opened: Callable[..., RedisBackend], keys: Keys, number: int) -> list[Create]:
+        """So many finished children of a failed parent that has expired."""
+        parent, children = owned("p"), [owned(f"c{n}", parent_id="p") for n in range(number)]
+        backend = opened(finished_ttl=1000.0)
+        done(backend, parent, *children)
+        done(backend, *[change(new.id, new.head, head_fields=END) for new in children])
+        done(opened(finished_ttl=0.001), change("p", parent.head, head_fields=END | {"state": S.FAILED}))
+        deadline = time.monotonic() + PATIENCE
+        while keys.client.exists(keys.name("x:p")):
+            assert time.monotonic() < deadline
+        return children
+
+    def test_what_was_to_expire_stays_when_its_parent_may_ask_again(
+        self, opened: Callable[..., RedisBackend], keys: Keys
+    ) -> None:
+        backend = opened(finished_ttl=1000.0)
+        parent, children = owned("p"), [owned(f"c{n}", parent_id="p") for n in range(300)]
+        over = change("p", parent.head, head_fields=END)
+        done(backend, parent, *children)
+        done(backend, *[change(new.id, new.head, head_fields=END) for new in children], over)
         assert 0 < _lasting(keys, children) < 300
-        again = change("p", failed.head, head_fields={"state": S.RESUMING, "ended": None})
+        again = change("p", over.head, head_fields={"state": S.RESUMING, "ended": None})
         done(backend, again)
         backend.count(Query())
         assert _lasting(keys, children) == 300
@@ -487,10 +563,13 @@ class TestExpiry:
         assert keys.client.pttl(keys.name("x:c")) > 0
         assert [key for key in keys.all() if ":i:kept" in key or ":i:freed" in key] == []
 
-    def test_a_child_that_comes_before_its_parent_stays(self, opened: Callable[..., RedisBackend], keys: Keys) -> None:
+    @pytest.mark.parametrize("state", [S.RUNNING, S.FAILED])
+    def test_a_child_that_comes_before_its_parent_stays(
+        self, opened: Callable[..., RedisBackend], keys: Keys, state: S
+    ) -> None:
         """As copies do, which are made from the newest to the oldest."""
         backend = opened(finished_ttl=1000.0)
-        child, parent = create("c", S.FAILED, parent_id="p@1"), owned("p@1")
+        child, parent = create("c", S.FAILED, parent_id="p@1"), create("p@1", state)
         created(backend, child)
         assert keys.client.pttl(keys.name("x:c")) > 0
         created(backend, parent)

@@ -39,20 +39,23 @@ class Finder:
         return found
 
     def count(self, query: Query) -> dict[ExecutionState, int]:
-        if _counted_by_sets(query):
-            return self._count_sets(query)
+        if _counted_by_sets(query) and (found := self._count_sets(query)) is not None:
+            return found
         counts: dict[ExecutionState, int] = {}
         for row in self._matching(query, paged=False):
             counts[row.head.state] = counts.get(row.head.state, 0) + 1
         return counts
 
-    def _count_sets(self, query: Query) -> dict[ExecutionState, int]:
+    def _count_sets(self, query: Query) -> dict[ExecutionState, int] | None:
+        """None where the sets hold what expired, and the server takes no writes."""
         sets = [(state, name) for state in _states(query) for name in _set_names(query, state)]
         lowest = "-inf" if query.created_after is None else repr(query.created_after)
         highest = "+inf" if query.created_before is None else f"({query.created_before!r}"
         more, found = 1, list[int]()
-        while more:  # a call forgets a bounded number of those that expired
+        while more > 0:  # a call forgets a bounded number of those that expired
             more, *found = self._link.repeated("count", lowest, highest, *(name for _, name in sets))
+        if more < 0:
+            return None
         counts: dict[ExecutionState, int] = {}
         for (state, _), number in zip(sets, found, strict=True):
             if number:

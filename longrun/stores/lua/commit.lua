@@ -93,7 +93,7 @@ local function apply_rest(id, at, owner, fields)
   if ARGV[at] ~= '' then call('HSET', base .. 'x:' .. id, 'd', ARGV[at], 't', ARGV[at + 1]) end
 end
 
--- One is unfinished, maybe again: what its children came to must not expire meanwhile.
+-- One may ask for its children, maybe again: what they came to must not expire meanwhile.
 local function hold(id)
   local name = name_of(id)
   local children, kept, gone = base .. 'i:child:' .. name, base .. 'i:kept:' .. name, base .. 'i:gone'
@@ -115,7 +115,7 @@ end
 local function reindex(id, f, woken, state, wake, owner, ended, new)
   leave_quick(id)
   local new_woken, new_state, new_wake, new_owner = new[6], new[8], new[9], new[10]
-  local over = new_state == 'completed' or new_state == 'cancelled'
+  local over = OVER[new_state]
   if over then
     local some = call('DEL', base .. 'e:' .. id, base .. 'm:' .. id) > 0
     if some and owner ~= '-' then call('SREM', base .. 'i:mail:' .. owner, id) end
@@ -129,8 +129,10 @@ local function reindex(id, f, woken, state, wake, owner, ended, new)
   if FINISHED[new_state] then
     if ended ~= '' then zadd(base .. 'i:ended', ended, id) end
     if ttl ~= '' then retire(id, f, new_state, ttl) end
+  end
+  if over then
     free(id)
-  elseif FINISHED[state] then
+  elseif FINISHED[state] and state ~= new_state then
     hold(id)
   end
   notable = true
@@ -200,9 +202,8 @@ local function create(at)
   if FINISHED[new[8]] then
     if ARGV[at + 3] ~= '' then zadd(base .. 'i:ended', ARGV[at + 3], id) end
     if ttl ~= '' then retire(id, f, new[8], ttl) end
-  else
-    hold(id)
   end
+  if not OVER[new[8]] then hold(id) end
   notable = true
   return ''
 end

@@ -3,6 +3,7 @@
 local CONTROL = '^(%x%x%x%x%x%x%x%x) (%d+) (%d+) (%d+) (%d+) ([01]) ((%a+) (%S+) (.*))$'
 local NEEDS_DUE = { initialized = true, waiting = true, resuming = true }
 local FINISHED = { completed = true, failed = true, cancelled = true }
+local OVER = { completed = true, cancelled = true } -- what nobody can retry
 local PARTS = { 'x:', 'b:', 'o:', 'e:', 'm:', 'k:' }
 local SWEPT = 200 -- executions in one call of whoever looks or claims
 local LET_GO = 100 -- and in one end of an execution
@@ -111,6 +112,20 @@ local function leave_listing(id, f, state)
   if FINISHED[state] then zrem(base .. 'i:ended', id) end
 end
 
+-- A parent may ask for its children again until it is over, and a failed one as long as it can be retried. What ends
+-- before that waits in i:kept:<parent>, scored by its time to live; i:freed are the parents that are over, or are gone,
+-- while some wait.
+
+-- One is over or gone: its children may go, when it is their turn.
+local none_freed = false
+local function release(id)
+  local name = name_of(id)
+  if call('EXISTS', base .. 'i:kept:' .. name) == 1 then
+    call('ZADD', base .. 'i:freed', 0, name)
+    none_freed = false
+  end
+end
+
 -- Remove one that expired from the indexes.
 local function forget(id)
   local state, text = match(call('HGET', base .. 'i:gone:facts', id) or '', '^(%a+) (.*)$')
@@ -121,6 +136,7 @@ local function forget(id)
   end
   call('ZREM', base .. 'i:gone', id)
   call('HDEL', base .. 'i:gone:facts', id)
+  release(id)
 end
 
 -- By the server's clock, in milliseconds.
@@ -152,32 +168,28 @@ local function expire(id, f, state, ttl)
   sweep(3)
 end
 
--- A parent may ask for its children again until it has ended. What ends before it waits in i:kept:<parent>, scored by its
--- time to live, for the end of the parent; i:freed are the parents that have ended, or are gone, while some wait.
-
 -- The other way round than `name_of`.
 local function id_of(name)
   return (string.gsub(sub(name, 2), '%%(%x%x)', function(digits) return string.char(tonumber(digits, 16)) end))
 end
 
--- Whether a parent is there and not finished; one that is damaged counts as unfinished.
-local function is_unfinished(name)
+-- Whether a parent is there and not over; one that is damaged may be mended.
+local function may_ask(name)
   if name == '-' then return false end
   local control = call('HGET', base .. 'x:' .. id_of(name), 'c')
-  return control and not FINISHED[select(8, match(control, CONTROL)) or '']
+  return control and not OVER[select(8, match(control, CONTROL)) or '']
 end
 
--- One has ended: it expires, now or when its parent has ended.
+-- One has ended: its time begins now, or when its parent asks no more.
 local function retire(id, f, state, ttl)
-  if is_unfinished(f.parent) then
+  if may_ask(f.parent) then
     call('ZADD', base .. 'i:kept:' .. f.parent, ttl, id)
   else
     expire(id, f, state, ttl)
   end
 end
 
--- Let those expire whose parents have ended, up to a number of them.
-local none_freed = false
+-- Let those expire whose parents ask no more, up to a number of them.
 local function let_go(most)
   while most > 0 and not none_freed do
     local name = call('ZRANGE', base .. 'i:freed', 0, 0)[1]
@@ -196,20 +208,23 @@ local function let_go(most)
   end
 end
 
--- One has ended or is gone: its children may go.
 local function free(id)
-  local name = name_of(id)
-  if call('EXISTS', base .. 'i:kept:' .. name) == 1 then
-    call('ZADD', base .. 'i:freed', 0, name)
-    none_freed = false
-  end
+  release(id)
   let_go(LET_GO)
 end
 
 -- What whoever looks or claims does for all; whether more may have expired.
 local function tidy()
+  local more = sweep(SWEPT)
   let_go(SWEPT)
-  return sweep(SWEPT)
+  return more
+end
+
+-- The same for whoever only wants to look, also where the server takes no writes: 1 if more may have expired, 0 if not, -1
+-- if some have and cannot be forgotten.
+local function tidied()
+  local ok, more = pcall(tidy)
+  return ok and (more and 1 or 0) or -1
 end
 
 -- Whatever was to become of one that had ended, it stays.

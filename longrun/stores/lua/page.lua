@@ -9,7 +9,7 @@ local lowest, under, texts = ARGV[4], ARGV[5], tonumber(ARGV[6])
 local PAGE = 128
 local MOST = 2000 -- rows looked at in one call: others want the server too
 
-tidy()
+tidied()
 
 -- Whether a row at this place comes at or before the one where the last page ended.
 local function seen(score, id)
@@ -83,5 +83,5 @@ while true do
     for _, value in ipairs({ id, text, row[1], row[2], row[3] }) do found[#found + 1] = value end
   end
 end
-for _, pair in ipairs(stray) do call('ZREM', pair[1], pair[2]) end
+for _, pair in ipairs(stray) do redis.pcall('ZREM', pair[1], pair[2]) end
 return packed(found)
