@@ -16,15 +16,8 @@ import attrs
 from longrun.clock import Clock
 from longrun.errors import StoreSettingsError, StoreUnavailableError
 from longrun.logging import get_logger
-from longrun.stores._replicated.members import (
-    is_empty,
-    is_member,
-    is_needed,
-    new_name,
-    same_origin,
-    unfinished,
-    what_is_wrong,
-)
+from longrun.stores._replicated.founding import KIND, Founding
+from longrun.stores._replicated.members import is_member, is_needed, same_origin, unfinished, what_is_wrong
 from longrun.stores._replicated.side import LostError, Side
 from longrun.stores._replicated.term import (
     BEHIND,
@@ -37,7 +30,7 @@ from longrun.stores._replicated.term import (
 )
 from longrun.stores._replicated.witness import Witness
 
-KIND = "replicated"
+BOTH_NEEDED = "both stores must answer when they become a pair"
 OVERTAKEN = "another process changed the parts of the two stores meanwhile"
 
 
@@ -98,6 +91,7 @@ class Council:
         """Another process compares the two sides, or has: what waits to be copied need not be."""
         self._witness = witness
         self._clock = clock
+        self._founding = Founding(self.sides, witness, clock, self.name)
         self._log = get_logger(store=KIND)
 
     @property
@@ -151,21 +145,21 @@ class Council:
         if not found.records:
             raise StoreUnavailableError(KIND, "neither the primary nor the secondary answers")
         if found.newest is None:
-            self._pair(found.records)
+            self._make_pair(found.records)
             found = self.survey()
         newest, records, told = found.newest, found.records, found.told
         if newest is None:
-            raise StoreUnavailableError(KIND, "both stores must answer when they become a pair")
+            raise StoreUnavailableError(KIND, BOTH_NEEDED)
         if unfinished(records, newest) and not self.looks:
-            records = self._finish(newest)
-        strange = self._check_pair(newest, records)
+            records = self._founding.finish(newest)
+        strange = self._founding.check(newest, records)
         unseen = [name for name in self.sides if name not in records]
         lonely = newest.standby != LEVEL and newest.active in records
         if unseen and not told and not lonely:
             self._wait(f"the {unseen[0]} does not answer and may be the newer one; failover() with force=True decides")
             return
-        if not unseen:
-            self._introduce(newest)
+        if not unseen and not self.looks:
+            self._founding.introduce(newest)
         self._follow(newest)
         self.trouble, self._met = strange, "" if unseen or strange else newest.pair
         with contextlib.suppress(LostError):  # a side that is away is looked at again when it is back
@@ -180,12 +174,12 @@ class Council:
                     records[name] = read_term(side)
         return Survey(records=records, told=self._told())
 
-    def _introduce(self, newest: Term) -> None:
-        """A witness that was given to a pair of long standing: both sides answer, so this is what there is to know."""
-        if self._witness is not None and not self.looks:
-            with contextlib.suppress(StoreUnavailableError):
-                if self._witness.read() is None:
-                    self._witness.propose(newest)
+    def _make_pair(self, records: dict[str, Term | None]) -> None:
+        if self.looks:
+            raise StoreUnavailableError(KIND, "the two stores are no pair yet")
+        if len(records) < 2:
+            raise StoreUnavailableError(KIND, BOTH_NEEDED)
+        self._founding.found()
 
     def announce(self) -> None:
         """A term of this process's own, so that a second one that takes itself to be alone is found out."""
@@ -203,59 +197,6 @@ class Council:
     def _wait(self, trouble: str) -> None:
         self.term, self.trouble = None, trouble
         self._log.warning("replica.undecided")
-
-    def _pair(self, records: dict[str, Term | None]) -> None:
-        """The first time: the primary is active, and the secondary must be empty. The primary is given the name of the
-        pair first and the term last: until then it is known that nothing is on the two."""
-        if self.looks:
-            raise StoreUnavailableError(KIND, "the two stores are no pair yet")
-        if len(records) < 2:
-            raise StoreUnavailableError(KIND, "both stores must answer when they become a pair")
-        primary, secondary = self.sides["primary"], self.sides["secondary"]
-        if not is_empty(secondary):
-            if read_term(secondary) is not None:  # another process has made the pair meanwhile
-                return
-            raise StoreSettingsError(
-                KIND, "the secondary has executions that were never replicated; give an empty store"
-            )
-        state = LEVEL if is_empty(primary) else BEHIND
-        named = Term(generation=0, pair=new_name(), active="primary", standby=state, by=self.name)
-        named = write_term(primary, named, self._clock.now())
-        if named.generation == 0:
-            self._found(attrs.evolve(named, generation=1, standby=state, by=self.name))
-
-    def _found(self, first: Term) -> None:
-        if self._witness is not None and not self._witness.propose(first):
-            told = self._witness.read() or first
-            if told.pair != first.pair:
-                raise StoreSettingsError(KIND, "the witness is that of another pair of stores")
-            first = told
-        self._finish(first)
-
-    def _finish(self, first: Term) -> dict[str, Term | None]:
-        """Both sides get the first term; the primary last."""
-        first = write_term(self.sides["secondary"], first, self._clock.now())
-        return {"secondary": first, "primary": write_term(self.sides["primary"], first, self._clock.now())}
-
-    def _check_pair(self, newest: Term, records: dict[str, Term | None]) -> str:
-        """Refuse a store that is none of the two. A standby that is not in use, and empty, is only left out: the other
-        one goes on alone, and this is why."""
-        if not any(records.values()) and len(records) == 2:
-            raise StoreSettingsError(
-                KIND,
-                "neither store knows the pair that the witness knows: give the two that it is about, or a new witness"
-                " for a new pair",
-            )
-        strange = ""
-        for name, record in records.items():
-            if record is None and not is_empty(self.sides[name]):
-                raise StoreSettingsError(KIND, f"the {name} has executions of its own; give an empty store")
-            if not is_member(name, record, newest):
-                strange = what_is_wrong(name, record, newest)
-                if record is not None or is_needed(name, newest):
-                    raise StoreSettingsError(KIND, strange)
-                self._log.warning("replica.stranger", side=name)
-        return strange
 
     def _refuse_old(self, newest: Term, records: dict[str, Term | None]) -> None:
         """A side with an older term, or with none, missed something: it is not used before it is brought up to date."""

@@ -18,7 +18,8 @@ from longrun.errors import LongrunError, StoreUnavailableError
 from longrun.logging import get_logger
 from longrun.records import ExecutionState
 from longrun.stored import REPLICA_WORKFLOW, Boundary, Loaded, Message, Owner, Query, Stored
-from longrun.stores._replicated.council import KIND, Council, Rules
+from longrun.stores._replicated.council import Council, Rules
+from longrun.stores._replicated.founding import KIND
 from longrun.stores._replicated.lag import Lag
 from longrun.stores._replicated.mirror import Mirror
 from longrun.stores._replicated.side import LostError, Side

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from longrun.clock import Clock
 from longrun.errors import ConfigError, StoreSettingsError, StoreUnavailableError
-from longrun.stores._replicated.council import KIND, OVERTAKEN, Council, Survey
+from longrun.stores._replicated.council import OVERTAKEN, Council, Survey
+from longrun.stores._replicated.founding import KIND
 from longrun.stores._replicated.members import is_empty, is_member, renamed, what_is_wrong
 from longrun.stores._replicated.side import LostError, Side
 from longrun.stores._replicated.term import BEHIND, LEVEL, Term, read_term, write_term
