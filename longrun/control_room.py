@@ -37,7 +37,7 @@ from longrun.following import RowEvents
 from longrun.outbox import back_off
 from longrun.records import FINISHED, UNFINISHED, Execution, ExecutionState, check_id
 from longrun.registry import StepRegistry
-from longrun.stored import Loaded, Message, Query, was_moved
+from longrun.stored import Head, Loaded, Message, Query, is_due, was_moved
 from longrun.stores.store import CheckpointStore
 
 State = ExecutionState
@@ -59,6 +59,8 @@ LOOK_AGAIN = 1.0
 
 PAUSABLE = frozenset({State.INITIALIZED, State.RUNNING, State.RESUMING, State.WAITING, State.PAUSED})
 RESUMABLE = frozenset({State.INITIALIZED, State.RUNNING, State.RESUMING, State.WAITING, State.PAUSED, State.BLOCKED})
+GOES_ON = frozenset({State.INITIALIZED, State.RUNNING, State.RESUMING, State.WAITING})
+"""Where nothing has to be asked for: it goes on when it is due and somebody has it."""
 EFFECTS = {
     "pause": frozenset[ExecutionState](),
     "resume": FINISHED,
@@ -252,8 +254,8 @@ class ControlRoom(Desk, abc.ABC):
     # waiting
 
     async def until(self, id: str, states: frozenset[ExecutionState], *, wakes: bool = False) -> Loaded:
-        """Wait until an execution is in one of `states`, or has ended. With `wakes`, it is taken up here when its sleep
-        or its wait is over: the room in its queue may be held by whoever waits."""
+        """Wait until an execution is in one of `states`, or has ended. With `wakes`, it is taken up here when it could
+        go on and nobody alive has it: the room in its queue may be held by whoever waits."""
         known = self.runs_here
         while True:
             changed = self.change_of(check_id(id))
@@ -262,9 +264,14 @@ class ControlRoom(Desk, abc.ABC):
             if loaded.head.state in states or loaded.head.state.finished:
                 return loaded
             refuse_inside(id)
-            if wakes and _rested(loaded, self.clock.now()):
-                await self.patiently(partial(self.take_over, loaded, frozenset({State.WAITING})), known)
+            if wakes and self._is_left(loaded.head):
+                await self.patiently(partial(self.take_over, loaded, GOES_ON), known)
             await self.await_change(changed)
+
+    def _is_left(self, head: Head) -> bool:
+        """Whether it could go on and nobody alive has it."""
+        nobodys = head.owner is None or self.is_known_dead(head.owner)
+        return nobodys and head.state in GOES_ON and is_due(head, self.clock.now())
 
     async def patiently(self, ask: Callable[[], Awaitable[T]], known: bool) -> T:
         """What the store answers. One that is `known` to have answered before is asked again until it does: it is not
@@ -328,6 +335,10 @@ class ControlRoom(Desk, abc.ABC):
         """Wait for a request to be obeyed by a runner of this program; False if none runs it, or it ends without."""
         return False
 
+    def is_known_dead(self, owner: str) -> bool:
+        """Whether somebody was found dead when it was last looked for the dead, if that is done here."""
+        return False
+
     @abc.abstractmethod
     async def take_over(self, loaded: Loaded, states: frozenset[ExecutionState] = UNFINISHED) -> bool:
         """Claim an execution that nobody alive owns, if it is in `states`, and obey its messages; False if it cannot be
@@ -340,12 +351,6 @@ class ControlRoom(Desk, abc.ABC):
     def events_of(self, id: str) -> AsyncIterator[ExecutionEvent]:
         """The events of one execution from now on, told from its stored rows."""
         return RowEvents(self, id)
-
-
-def _rested(loaded: Loaded, now: float) -> bool:
-    head = loaded.head
-    due = head.woken or (head.due is not None and head.due <= now)
-    return due and head.state is State.WAITING and head.owner is None
 
 
 def refuse_inside(id: str) -> None:

@@ -466,6 +466,9 @@ class Crew(Starting):
         await self.deliver(id)
         return await runner.obeyed(message.id)
 
+    def is_known_dead(self, owner: str) -> bool:
+        return owner in self.sweeper.dead.found
+
     async def take_over(self, loaded: Loaded, states: frozenset[ExecutionState] = UNFINISHED) -> bool:
         return await self.sweeper.take_over(loaded, states)
 

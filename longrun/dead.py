@@ -38,7 +38,8 @@ class Dead:
     def __init__(self, executor: Crew, claims: Claims, gates: Gates) -> None:
         self._executor, self._claims, self._gates = executor, claims, gates
         self._look_at = -1.0
-        self._found: frozenset[str] = frozenset()
+        self.found: frozenset[str] = frozenset()
+        """Who was dead at the last look."""
         self._neighbours: list[Life] = []
         """Who lives on this machine, as of the last look."""
         self.are_buried_later = False
@@ -68,13 +69,13 @@ class Dead:
         now = self._executor.clock.monotonic()
         if now >= self._look_at:
             owners = await self._executor.store.owners()
-            self._found = lease.gone(owners, but=self._executor.owner)
-            living = [owner for owner in owners if owner.id not in self._found]
+            self.found = lease.gone(owners, but=self._executor.owner)
+            living = [owner for owner in owners if owner.id not in self.found]
             self._neighbours = lease.neighbours(living, but=self._executor.owner)
             self._look_at = now + self._executor.config.heartbeat_interval / 2
-            if self._found and not self.are_buried_later:
-                await self.bury(self._found)
-        return self._found
+            if self.found and not self.are_buried_later:
+                await self.bury(self.found)
+        return self.found
 
     async def mind_neighbours(self) -> None:
         """Sweep as soon as somebody dies on this machine, and not only at the next heartbeat. A look is a few calls of

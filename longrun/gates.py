@@ -19,7 +19,7 @@ from longrun import lease
 from longrun.errors import CodecError, ExecutionNotFoundError, LeaseLostError, LongrunError, StoreUnavailableError
 from longrun.queues import DEFAULT, IN_STEPS, PAGE, Gate, QueueLimit, new_record, record_id, records
 from longrun.records import UNFINISHED, ExecutionState
-from longrun.stored import Claim, Head, Loaded, Query, Save
+from longrun.stored import Claim, Head, Loaded, Query, Save, is_due
 
 if TYPE_CHECKING:
     from longrun.claims import Claims
@@ -195,7 +195,7 @@ class Gates:
         if left_by_dead or name in self._flowing:
             return True
         page = await store.find(Query(queue=name, states=states, workflows=claim.workflows, owned=False, limit=GLANCE))
-        return any(_is_due(stored.head, now) for stored in page) or (len(page) == GLANCE and self._may_try(name))
+        return any(is_due(stored.head, now) for stored in page) or (len(page) == GLANCE and self._may_try(name))
 
     async def _left_by(self, claim: Claim, name: str) -> bool:
         for owner in claim.dead:
@@ -357,9 +357,3 @@ def _begins(loaded: Loaded) -> bool:
     orders = [message.kind for message in loaded.messages if message.kind != "signal"]
     stopped = "cancel" in orders or orders[-1:] == ["pause"]
     return loaded.head.state is State.INITIALIZED and not stopped
-
-
-def _is_due(head: Head, now: float) -> bool:
-    if head.state is State.RUNNING or head.woken or (head.due is None and head.signal is None):
-        return True
-    return head.due is not None and head.due <= now

@@ -185,6 +185,13 @@ def crossed(
     return new
 
 
+def is_due(head: Head, now: float) -> bool:
+    """Whether something that waits for nothing but a claim has come to its time."""
+    if head.state is ExecutionState.RUNNING or head.woken or (head.due is None and head.signal is None):
+        return True
+    return head.due is not None and head.due <= now
+
+
 def was_waiting(head: Head) -> bool:
     """Whether an execution that was paused or blocked was parked: it goes back to waiting, with the deadline it had."""
     parked = head.signal is not None or (head.due is not None and head.attempt == 0)

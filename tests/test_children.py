@@ -31,7 +31,7 @@ from longrun.handle import BlockingHandle, ExecutionHandle
 from longrun.testing.samples import create
 from longrun.worker import Worker
 from tests import crashing
-from tests.crashing import AT_ONCE, ONE, PATIENCE, crash_at, finish, run
+from tests.crashing import AT_ONCE, ONE, PATIENCE, CrashableExecutor, crash, crash_at, finish, run
 
 
 @pytest.fixture
@@ -433,6 +433,70 @@ async def test_a_child_that_sleeps_goes_on_although_its_parent_is_all_that_its_q
         async with Worker(registry_of(step), store="memory:", config=config) as worker:
             await worker.limit_queue("default", concurrency=1)
             assert await (await worker.submit("work", id="x")).result() == 42
+
+
+class Family:
+    """A parent that waits for its child, where there is room for one of them; the child waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.waits, self.works = anyio.Event(), anyio.Event()
+        self.go = anyio.Event()
+        self.registry = registry_of(self.parent)
+        self.registry.register("held", self.held)
+        self.registry.workflow("held", ["held"])
+        self.store = MemoryCheckpointStore()
+
+    async def parent(self, ctx: StepContext, state):
+        child = await ctx.start_child("held", 21, key="a")
+        self.waits.set()
+        return await child.result()
+
+    async def held(self, state):
+        self.works.set()
+        await self.go.wait()
+        return state * 2
+
+    def worker(self) -> Worker:
+        return Worker(self.registry, store=self.store, config=ExecutorConfig(heartbeat_interval=0.05, lease_ttl=30))
+
+    async def stop_the_child(self, client: Client) -> ExecutionHandle:
+        """The parent's handle, when its child is paused and their worker has gone."""
+        await client.limit_queue("default", concurrency=1)
+        run = await client.submit("work", id="x")
+        async with self.worker():
+            await self.works.wait()
+            await client.pause("x~1~a", hold=True, interrupt=True)
+        self.waits, self.works = anyio.Event(), anyio.Event()
+        return run
+
+
+async def test_a_child_that_is_resumed_goes_on_although_its_parent_is_all_that_its_queue_has_room_for():
+    """In another process than the one that started it, which waits for it and holds the room."""
+    family = Family()
+    with anyio.fail_after(PATIENCE):
+        async with Client(family.store) as client:
+            run = await family.stop_the_child(client)
+            async with family.worker():
+                await family.waits.wait()
+                await client.resume("x~1~a")
+                family.go.set()
+                assert await run.result() == 42
+
+
+async def test_a_child_that_died_elsewhere_goes_on_although_its_parent_is_all_that_its_queue_has_room_for():
+    family = Family()
+    with anyio.fail_after(PATIENCE):
+        async with Client(family.store) as client:
+            run = await family.stop_the_child(client)
+            async with family.worker():
+                await family.waits.wait()
+                config = ExecutorConfig(auto_resume=False)
+                async with CrashableExecutor(family.registry, store=family.store, config=config) as doomed:
+                    await doomed.resume("x~1~a")
+                    await family.works.wait()
+                    await crash(doomed)
+                family.go.set()
+                assert await run.result() == 42
 
 
 async def test_a_task_that_waits_for_its_place_goes_on_when_another_of_its_step_gives_the_place_up():
