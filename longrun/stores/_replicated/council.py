@@ -141,18 +141,8 @@ class Council:
         """At the start, and until it is known: find the newest term. Without one the store waits, and says why."""
         if self.company:
             raise StoreUnavailableError(KIND, self.trouble)
-        found = self.survey()
-        if not found.records:
-            raise StoreUnavailableError(KIND, "neither the primary nor the secondary answers")
-        if found.newest is None:
-            self._make_pair(found.records)
-            found = self.survey()
-        newest, records, told = found.newest, found.records, found.told
-        if newest is None:
-            raise StoreUnavailableError(KIND, BOTH_NEEDED)
-        if unfinished(records, newest) and not self.looks:
-            records = self._founding.finish(newest)
-        strange = self._founding.check(newest, records)
+        newest, found, strange = self._agreed()
+        records, told = found.records, found.told
         unseen = [name for name in self.sides if name not in records]
         lonely = newest.standby != LEVEL and newest.active in records
         if unseen and not told and not lonely:
@@ -164,6 +154,37 @@ class Council:
         self.trouble, self._met = strange, "" if unseen or strange else newest.pair
         with contextlib.suppress(LostError):  # a side that is away is looked at again when it is back
             self._refuse_old(newest, records)
+
+    def _agreed(self) -> tuple[Term, Survey, str]:
+        """The newest term of the pair, what can be known of it, and why the standby is left out, if it is. What was
+        asked one after the other need not fit together while another process makes the pair: it is asked again before
+        a store is refused."""
+        before: Survey | None = None
+        while True:
+            newest, found = self._survey_of_pair()
+            try:
+                strange = self._founding.check(newest, found.records)
+                if not strange or found == before:
+                    return newest, found, strange
+            except StoreSettingsError:
+                if found == before:
+                    raise
+            before = found
+
+    def _survey_of_pair(self) -> tuple[Term, Survey]:
+        """The two become a pair if they are none."""
+        found = self.survey()
+        if not found.records:
+            raise StoreUnavailableError(KIND, "neither the primary nor the secondary answers")
+        if found.newest is None:
+            self._make_pair(found.records)
+            found = self.survey()
+        newest = found.newest
+        if newest is None:
+            raise StoreUnavailableError(KIND, BOTH_NEEDED)
+        if unfinished(found.records, newest) and not self.looks:
+            found = attrs.evolve(found, records=self._founding.finish(newest))
+        return newest, found
 
     def survey(self) -> Survey:
         """Ask both sides and the witness."""

@@ -66,11 +66,19 @@ class Term:
 
 
 def read_term(side: Side) -> Term | None:
-    """What the side has stored. Its record names the part that the store has in the pair: two processes that gave the
-    two in different order would each write to the one that the other reads."""
+    """What the side has stored."""
+    loaded = _read_record(side)
+    return None if loaded is None else _term_of(side, loaded)
+
+
+def _read_record(side: Side) -> Loaded | None:
     loaded: Loaded | None = side.read_whole("load", TERM_ID)
-    if loaded is None:
-        return None
+    return loaded
+
+
+def _term_of(side: Side, loaded: Loaded) -> Term:
+    """The record names the part that the store has in the pair: two processes that gave the two in different order
+    would each write to the one that the other reads."""
     part = loaded.head.note
     if part is not None and part != side.name:
         raise StoreSettingsError(
@@ -84,18 +92,28 @@ def read_term(side: Side) -> Term | None:
 def write_term(side: Side, term: Term, now: float) -> Term:
     """Store it unless the side knows that one or a newer one; the one that is stored now."""
     for _ in range(TRIES):
-        stored = read_term(side)
-        if stored is not None and stored.generation >= term.generation:
-            return stored
-        _put(side, TERM_ID, now, reason=term.to_text(), note=side.name)
+        loaded = _read_record(side)
+        if loaded is not None:
+            stored = _term_of(side, loaded)
+            if stored.generation >= term.generation:
+                return stored
+        _replace(side, loaded, term, now)
     raise StoreUnavailableError(side.backend.kind, "others change the record of the pair again and again")
 
 
 def sign_of_life(side: Side, now: float) -> None:
     """Show that whoever proposed the term that the side has is still at work under it."""
-    stored = read_term(side)
-    if stored is not None:
-        _put(side, TERM_ID, now, reason=stored.to_text(), note=side.name)
+    loaded = _read_record(side)
+    if loaded is not None:
+        _replace(side, loaded, _term_of(side, loaded), now)
+
+
+def _replace(side: Side, loaded: Loaded | None, term: Term, now: float) -> None:
+    """Store it in the place of what was read, and of nothing else: what another process has stored since stays."""
+    if loaded is None:
+        side.write("commit", [_reserved(TERM_ID, now, term.to_text(), side.name)])
+    else:
+        _change(side, loaded, now, reason=term.to_text(), note=side.name)
 
 
 def last_sign(side: Side) -> float:
@@ -185,26 +203,23 @@ def _strike(side: Side, record: str, ids: Iterable[str], now: float) -> None:
 
 
 def _put(
-    side: Side,
-    id: str,
-    now: float,
-    *,
-    reason: str | None = None,
-    note: str | None = None,
-    put: Mapping[str, bytes] | None = None,
-    drop: tuple[str, ...] = (),
+    side: Side, id: str, now: float, *, put: Mapping[str, bytes] | None = None, drop: tuple[str, ...] = ()
 ) -> None:
     """One write to a reserved record. Two at once: one of them is not stored, so whoever calls reads it back."""
     loaded: Loaded | None = side.read("load", id)
     if loaded is None:
-        side.write("commit", [_reserved(id, now, reason, note)])
-        if put is None:
-            return
+        side.write("commit", [_reserved(id, now, None, None)])
         loaded = side.read("load", id)
     if loaded is not None:
-        head = attrs.evolve(loaded.head, revision=loaded.head.revision + 1, updated=now, reason=reason, note=note)
-        changes: dict[str, Any] = {"put": put or {}, "drop": drop}
-        side.write("commit", [Save(id=id, head=head, **changes)])
+        _change(side, loaded, now, put=put or {}, drop=drop)
+
+
+def _change(
+    side: Side, loaded: Loaded, now: float, *, reason: str | None = None, note: str | None = None, **changes: Any
+) -> None:
+    """A write that comes to nothing if another process has changed the record since it was read."""
+    head = attrs.evolve(loaded.head, revision=loaded.head.revision + 1, updated=now, reason=reason, note=note)
+    side.write("commit", [Save(id=loaded.definition.id, head=head, **changes)])
 
 
 def _reserved(id: str, now: float, reason: str | None, note: str | None) -> Create:
