@@ -106,6 +106,11 @@ class Crew(Starting):
     def tasks_go_on(self) -> bool:
         return self._shelter.stands
 
+    @property
+    def holds_lease(self) -> bool:
+        """Whether nobody else can have taken what is owned here."""
+        return self.clock.monotonic() < self.keeper.held_until
+
     # signing on and off
 
     async def sign_on(self, listener: Listener | None) -> None:
@@ -136,12 +141,12 @@ class Crew(Starting):
         return tuple([workflow.name for workflow in self.registry.workflows])
 
     async def show_workflows(self) -> None:
-        await self._keeper.show(self._workflow_names())
+        await self.keeper.show(self._workflow_names())
 
     async def _take_lease(self) -> None:
         self._lock = LifeLock.acquire()
         self.owner = self._lock.life.owner
-        self._keeper = LeaseKeeper(
+        self.keeper = LeaseKeeper(
             self.store,
             self._lock,
             interval=self.config.heartbeat_interval,
@@ -152,7 +157,7 @@ class Crew(Starting):
             queues=tuple(self.queues or ()),
         )
         try:
-            await self._keeper.start()
+            await self.keeper.start()
         except StoreReadOnlyError:
             if self.runs_here:
                 self._lock.abandon()
@@ -194,7 +199,7 @@ class Crew(Starting):
         """Give the lease back and end everything that is not a task."""
         self._signed_on = False
         self._unwatch()
-        self._keeper.stop()
+        self.keeper.stop()
         if self._callback is not None:
             await self._callback.caught_up(1.0)
         self.bus.close()
@@ -393,7 +398,7 @@ class Crew(Starting):
             while self.only_reads:
                 await self.clock.sleep(self.config.heartbeat_interval)
                 with contextlib.suppress(LongrunError):
-                    await self._keeper.start()
+                    await self.keeper.start()
                     self.only_reads = False
             await self.sweeper.run()
 
@@ -487,4 +492,4 @@ class Crew(Starting):
     def _lease_lost(self) -> None:
         """The store may have given this owner's executions to others. What is still ours goes on, the rest stops."""
         self.log.warning("lease.lost", owner=self.owner)
-        self.spawn(partial(check_ownership, self, self._keeper), name="longrun-check-ownership")
+        self.spawn(partial(check_ownership, self, self.keeper), name="longrun-check-ownership")

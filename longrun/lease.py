@@ -2,12 +2,13 @@
 
 Place in the life of an execution: from its claim to its end. One thread renews one lease, which is the lease of all the
 executions of an executor, so that a blocked event loop does not lose them. Whether a lease is lost decides only when
-to look: what is refused is decided by the fence (I12).
+to look, and that no step begins until then: what is refused is decided by the fence (I12).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -50,30 +51,39 @@ class LeaseKeeper:
         self._stopping = threading.Event()
         self._nudge = threading.Event()
         self._thread = threading.Thread(target=self._run, name="longrun-lease", daemon=True)
-        self._held_until = 0.0
+        self.held_until = 0.0
+        """By the monotonic clock: until then nobody takes what is owned here from somebody who lives. Later it may
+        belong to others, and have ended there."""
+        self._checking = False
+        """Whether it is being found out what a lease that had run out has cost."""
         self._asking = False
         """Whether a renewal has no answer yet: while the store is away, others behind it would only pile up."""
         life = lock.life
         self.owner = Owner(id=life.owner, life=life.to_dict(), remaining=ttl, workflows=workflows, queues=queues)
 
     async def start(self) -> None:
-        await self.register_again()
+        await self.hold()
         self._thread.start()
 
-    async def register_again(self) -> None:
+    async def hold(self) -> None:
+        self.checked(await self.register())
+
+    async def register(self) -> float:
+        """Store the owner with a new lease; when that began."""
         asked = self._clock.monotonic()
         await self._store.register(self.owner, self._ttl)
-        self._held_until = asked + self._ttl
+        return asked
 
     async def show(self, workflows: tuple[str, ...]) -> None:
         """Let others know which workflows are known here, if there are more than at the start."""
         if len(workflows) != len(self.owner.workflows):
             self.owner = attrs.evolve(self.owner, workflows=workflows)
-            await self.register_again()
+            await self.register()
 
-    def doubt(self) -> None:
-        """Who owns what could not be found out: ask again at the next beat."""
-        self._held_until = 0.0
+    def checked(self, since: float) -> None:
+        """What is still owned here has been so since then. If that could not be found out (minus infinity), it is asked
+        again at the next beat."""
+        self.held_until, self._checking = since + self._ttl, False
 
     def stop(self) -> None:
         self._stopping.set()
@@ -108,9 +118,13 @@ class LeaseKeeper:
         self._asking = False
         if isinstance(answer, LongrunError) or self._stopping.is_set():
             return
-        if answer is False or self._clock.monotonic() > self._held_until:
+        if answer is not False and self._clock.monotonic() <= self.held_until:
+            self.held_until = asked + self._ttl
+            return
+        self.held_until = -math.inf
+        if not self._checking:
+            self._checking = True
             self._loop.call_soon(self._lost)
-        self._held_until = asked + self._ttl
 
 
 class Holder(Protocol):
@@ -130,21 +144,26 @@ class Held(Protocol):
     @property
     def head(self) -> Head: ...
     def lose(self) -> None: ...
+    def nudge(self) -> None: ...
 
 
 async def check_ownership(holder: Holder, keeper: LeaseKeeper) -> None:
     """After a lost lease: what is still ours goes on, the rest stops."""
+    since = -math.inf
     try:
-        await keeper.register_again()
+        asked = await keeper.register()
         for id, runner in list(holder.runners.items()):
             if not await _still_ours(holder.store, id, runner.head):
                 runner.lose()
         for id, head in list(holder.resting.items()):
             if not await _still_ours(holder.store, id, head):
                 holder.resting.pop(id, None)
+        since = asked
     except LongrunError as error:
         holder.log.warning("lease.check_failed", problem=str(error))
-        keeper.doubt()
+    keeper.checked(since)
+    for runner in holder.runners.values():
+        runner.nudge()
 
 
 async def _still_ours(store: CheckpointStore, id: str, head: Head) -> bool:

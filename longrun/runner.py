@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 State = ExecutionState
 LOOK_AGAIN = 0.02
 """Seconds between two looks at a thread that an earlier attempt has left behind."""
+ASK_AGAIN = 1.0
+"""Seconds between two looks at whether a lease that had run out is held again."""
 LAST_WORDS = 2.0
 """How long an execution whose task is cancelled from outside tries to write that it is free."""
 DELAYS = RetryPolicy()
@@ -338,6 +340,9 @@ class Runner:
             return True
         if LEFT and not await self._alone():
             return True
+        if not self.crew.holds_lease:
+            await self._doubt()
+            return True
         return step
 
     async def _obey(self) -> bool:
@@ -405,6 +410,12 @@ class Runner:
             with anyio.move_on_after(LOOK_AGAIN):  # the loop that it would tell may be gone
                 await self.nudged()
         return True
+
+    async def _doubt(self) -> None:
+        """The lease has run out, so that the execution may be somebody else's, or have ended there: no step begins
+        until the store has told. Whoever finds it out nudges; a renewal just in time does not."""
+        with anyio.move_on_after(ASK_AGAIN):
+            await self.nudged()
 
     def step_info(self, step: Step) -> StepInfo:
         return self.book.step_info(step.name)

@@ -48,10 +48,13 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
     something to do before the next, False if the execution has come to its end."""
     book, inbox, seat, crew, scope = runner.book, runner.inbox, runner.seat, runner.crew, runner.scope
     steps, outbox, stages = book.steps, book.outbox, crew.stages
+    keeper, monotonic = crew.keeper, crew.clock.monotonic
     last, attempt = len(steps) - 1, None
     while True:
         index = book.head.step
         if runner.attention or index > last or book.head.attempt or inbox or outbox.lost or crew.bus.active:
+            return True
+        if monotonic() >= keeper.held_until:
             return True
         if LEFT and LEFT.get(runner.key):
             return True

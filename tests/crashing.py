@@ -48,7 +48,7 @@ async def crash(executor: CrashableExecutor) -> None:
     """End an executor as SIGKILL would. To be called in the task that entered it."""
     executor.crashed = executor.closed = True
     executor._unwatch()
-    executor._keeper.stop()
+    executor.keeper.stop()
     for runner in list(executor.runners.values()):
         runner.book.outbox.give_up(LeaseLostError(runner.id, runner.head.fence))
     await executor.sign_off()

@@ -19,6 +19,7 @@ from longrun import (
     ExecutorConfig,
     LeaseLostError,
     MemoryCheckpointStore,
+    RetryPolicy,
     StepContext,
     StepRegistry,
 )
@@ -26,6 +27,8 @@ from longrun.lease import LeaseKeeper, gone
 from longrun.life import LifeLock
 from longrun.records import UNFINISHED
 from longrun.stored import Claim, Owner, Save
+from longrun.stores.memory import MemoryBackend
+from longrun.stores.store import CheckpointStore
 from longrun.testing import FaultyStore, ManualClock
 from tests.crashing import PATIENCE
 
@@ -189,6 +192,99 @@ async def test_a_check_of_ownership_that_failed_is_made_again_at_the_next_beat()
             while program.log == ["begin"]:
                 await store.ping()
     assert program.log == ["begin", "cancelled"]
+
+
+class CutOff:
+    """Two executors on one memory; the way of the first to it can be cut while its step waits for its next attempt."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        memory = MemoryBackend(clock=self.clock)
+        self.way, self.store = FaultyStore(CheckpointStore(memory)), CheckpointStore(memory)
+        self.log: list[str] = []
+        self.events: list[EventType] = []
+
+    def executor(self, name: str, store: CheckpointStore) -> Executor:
+        registry = StepRegistry()
+
+        async def work(ctx: StepContext, state: int) -> int:
+            self.log.append(f"{name} {ctx.attempt}")
+            if ctx.attempt == 1:
+                raise ValueError("not yet")
+            return state + 1
+
+        registry.register("work", work, retry=RetryPolicy(max_attempts=3, initial=100, maximum=100, jitter=False))
+        registry.workflow("work", ["work"])
+        return Executor(registry, store=store, clock=self.clock, on_event=lambda event: self.events.append(event.type))
+
+    async def cut(self, one: Executor) -> None:
+        await one.start("work", 0, id="a")
+        while (await self.store.head("a")).attempt == 0:
+            await self.store.ping()
+        self.way.fail("any", times=None)
+
+    async def pass_by(self, seconds: float) -> None:
+        """Let time pass, and whoever wakes then come to rest."""
+        self.clock.advance(seconds)
+        for _ in range(3):
+            await self.store.ping()
+            await anyio.wait_all_tasks_blocked()
+
+
+async def test_no_step_begins_once_the_lease_has_run_out():
+    """I6: whoever is cut off from the store cannot know that what it had was taken over, and cancelled."""
+    c = CutOff()
+    with anyio.fail_after(PATIENCE):
+        async with c.store, c.executor("one", c.way) as one:
+            await c.cut(one)
+            async with c.executor("two", c.store) as two:
+                while (await c.store.head("a")).owner != two.owner:
+                    await c.pass_by(one.config.lease_ttl + 1)
+                await two.cancel("a")
+                await c.pass_by(200)
+                assert c.log == ["one 1"]
+            c.way.heal()
+            while EventType.LEASE_LOST not in c.events:
+                await c.pass_by(one.config.heartbeat_interval)
+    assert c.log == ["one 1"]
+
+
+async def test_steps_go_on_when_a_lease_that_had_run_out_is_held_again():
+    """Nobody has taken anything meanwhile."""
+    c = CutOff()
+    with anyio.fail_after(PATIENCE):
+        async with c.store, c.executor("one", c.way) as one:
+            await c.cut(one)
+            await c.pass_by(200)
+            assert c.log == ["one 1"]
+            c.way.heal()
+            while c.log == ["one 1"]:
+                await c.pass_by(one.config.heartbeat_interval)
+            assert await (await one.handle("a")).result() == 1
+    assert c.log == ["one 1", "one 2"]
+
+
+async def test_behind_a_step_that_outlasted_the_lease_it_is_first_seen_whose_the_execution_is():
+    """I2: its write was in time, but the next one may have been made by somebody else."""
+    clock = ManualClock()
+    store = FaultyStore(MemoryCheckpointStore(clock=clock))
+    looks: list[int] = []
+
+    async def work(state: int) -> int:
+        looks.append(store.calls["load"])
+        clock.advance(31)
+        return state + 1
+
+    async def after(state: int) -> int:
+        looks.append(store.calls["load"])
+        return state + 1
+
+    registry = StepRegistry()
+    registry.workflow("work", [registry.register("work", work), registry.register("after", after)])
+    async with Executor(registry, store=store, clock=clock) as executor:
+        with anyio.fail_after(PATIENCE):
+            assert await (await executor.start("work", 0)).result() == 2
+    assert looks[1] > looks[0]
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ async def test_one_that_is_gone_does_not_hide_the_loss_of_the_others(
 
         runners = dict(executor.runners)
         monkeypatch.setattr(store, "load", load)
-        await check_ownership(executor, executor._keeper)
+        await check_ownership(executor, executor.keeper)
         with anyio.fail_after(PATIENCE):
             for id in ("deleted", "taken"):
                 await runners[id].ended.wait()

@@ -47,7 +47,7 @@ class MortalExecutor(Executor):
         self._signed_on = False
         self.draining = self.closed = True
         self._unwatch()
-        self._keeper.stop()
+        self.keeper.stop()
         self.bus.close()
         self.threads.close()
         self._lock.abandon()

@@ -216,7 +216,7 @@ class SimulatedKeeper(LeaseKeeper):
     simulation: Simulation
 
     async def start(self) -> None:
-        await self.register_again()
+        await self.hold()
         self._task = self.simulation.spawn(self._beat())
 
     def stop(self) -> None:
@@ -249,7 +249,7 @@ class Worker(MortalExecutor):
         with mock.patch("longrun.life._owner_id", self._simulation.name_of(self.number)):
             self._lock = LifeLock.acquire()
         self.owner = self._lock.life.owner
-        self._keeper = SimulatedKeeper(
+        self.keeper = SimulatedKeeper(
             self.store,
             self._lock,
             interval=CONFIG.heartbeat_interval,
@@ -257,9 +257,9 @@ class Worker(MortalExecutor):
             clock=self.clock,
             lost=self._lease_lost,
         )
-        self._keeper.simulation = self._simulation
+        self.keeper.simulation = self._simulation
         try:
-            await self._keeper.start()
+            await self.keeper.start()
         except BaseException:
             self._lock.release()
             raise

@@ -149,7 +149,7 @@ async def test_a_renewal_that_came_too_late_is_not_trusted() -> None:
     try:
         async with MemoryCheckpointStore(clock=clock) as store:
             keeper = LeaseKeeper(store, lock, interval=1.0, ttl=5.0, clock=clock, lost=lost.set)
-            await keeper.register_again()
+            await keeper.hold()
             clock.advance(1.0)
             asked = clock.monotonic()
             keeper._renewed(asked, True)

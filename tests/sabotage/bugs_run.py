@@ -340,3 +340,14 @@ def end_drops_what_a_step_returned() -> None:
 def end_comes_too_early() -> None:
     """A task that is told to end before it has begun begins all the same."""
     replace("longrun.runner", "Runner.cancel", lambda original: lambda self: original(self) if self._taken_up else None)
+
+
+@bug(
+    "step-begins-without-a-lease",
+    "tests/test_lease.py::test_no_step_begins_once_the_lease_has_run_out",
+    "tests/test_lease.py::test_behind_a_step_that_outlasted_the_lease_it_is_first_seen_whose_the_execution_is",
+)
+def step_begins_without_a_lease() -> None:
+    """A process that was stopped or cut off begins the next step of what somebody else may have ended."""
+    edit("longrun.stride", "stride", "if monotonic() >= keeper.held_until:", "if False:")
+    edit("longrun.runner", "Runner._make_way", "if not self.crew.holds_lease:", "if False:")

@@ -260,7 +260,7 @@ def message_overlooked_postgres() -> None:
 )
 def sides_exchanged() -> None:
     """A pair of stores is taken in either order."""
-    edit("longrun.stores._replicated.term", "read_term", "part != side.name", "False")
+    edit("longrun.stores._replicated.term", "_term_of", "part != side.name", "False")
 
 
 @bug("message-key-forgotten", *in_store("sqlite", "TestSQLiteStore", "test_a_key_is_accepted_once"))
