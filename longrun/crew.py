@@ -452,10 +452,10 @@ class Crew(Starting):
 
     async def obeyed_soon(self, id: str, number: int, deadline: float) -> bool:
         runner = self.runners[id]
-        with anyio.CancelScope(deadline=min(deadline, anyio.current_time() + AT_ONCE)):
+        with self.loop.scope(min(deadline, anyio.current_time() + AT_ONCE)):
             return await runner.obeyed(number)
         if number in runner.inbox.obeying:
-            with anyio.CancelScope(deadline=deadline):
+            with self.loop.scope(deadline):
                 return await runner.obeyed(number)
         return False
 

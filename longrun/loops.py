@@ -6,6 +6,7 @@ Place in the life of an execution: checkpoint. The writer thread answers through
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
 from collections import deque
@@ -43,7 +44,7 @@ class Loop(Protocol):
 
     def waiter(self) -> Waiter: ...
 
-    def scope(self) -> anyio.CancelScope: ...
+    def scope(self, deadline: float = math.inf) -> anyio.CancelScope: ...
 
 
 class _Scopes:
@@ -52,10 +53,10 @@ class _Scopes:
 
     _kind: type[anyio.CancelScope] | None = None
 
-    def scope(self) -> anyio.CancelScope:
+    def scope(self, deadline: float = math.inf) -> anyio.CancelScope:
         if self._kind is None:
             self._kind = type(anyio.CancelScope())
-        return self._kind()
+        return self._kind(deadline=deadline)
 
 
 WAITING: Any = object()

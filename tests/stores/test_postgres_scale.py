@@ -203,6 +203,38 @@ def test_a_notification_wakes_another_store_at_once(backend: StoreBackend, url: 
     assert min(delays) < 0.1
 
 
+def test_what_a_store_notifies_itself_is_no_news(url: str, postgres_schema: str) -> None:
+    """However much of it stands around what others said."""
+    here, there = (PostgresBackend(url, schema=postgres_schema) for _ in range(2))
+    with opened(here) as one, opened(there) as other:
+        for backend in (one, other):
+            while backend.wait(0.1):
+                pass
+        for n in range(20):
+            created(one, create(f"x{n}"))
+        assert one.wait(0.2) is False
+        created(one, create("a"))
+        done(other, send("a"))
+        created(one, create("b"))
+        assert one.wait(0.2) is True
+        assert one.wait(0.2) is False
+
+
+def test_what_is_notified_while_the_driver_has_the_connection_is_news(url: str, postgres_schema: str) -> None:
+    """As it has it when it is told to listen, or hears that it does."""
+    here, there = (PostgresBackend(url, schema=postgres_schema) for _ in range(2))
+    with opened(here) as backend, opened(there) as other:
+        while backend.wait(0.1):
+            pass
+        listener: Any = here._listener
+        created(backend, create("a"))
+        listener._connection.execute("SELECT 1")
+        assert backend.wait(0.2) is False
+        created(other, create("b"))
+        listener._connection.execute("SELECT 1")
+        assert backend.wait(0.0) is True
+
+
 def test_an_ordinary_checkpoint_notifies_nobody(backend: StoreBackend, url: str, postgres_schema: str) -> None:
     """A notification takes a lock over the whole server; a step must not."""
     new = owned("a")

@@ -1,5 +1,5 @@
-"""However writes are batched, a Redis or Valkey server holds the same: the short ways of starts, steps and ends leave
-what the long one leaves, in the order of the batch."""
+"""However writes are batched, a Redis or Valkey server holds the same: the short ways of starts, steps, stops and ends
+leave what the long one leaves, in the order of the batch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from longrun.stores._redis import link
 from longrun.stores.redis import RedisBackend
 from longrun.testing.conformance_base import created, done, loaded
 from longrun.testing.conformance_move import as_save
-from longrun.testing.samples import NOW, change, claim, create, end, move, owned, send, step
+from longrun.testing.samples import NOW, boundary, change, claim, create, end, move, owned, send, step
 from tests.servers import RedisServer, Source
 
 S = ExecutionState
-SHORT = ("save_plain", "end_plain", "create_plain")
+SHORT = ("save_plain", "end_plain", "stop_plain", "create_plain")
 Opened = Callable[..., RedisBackend]
 
 
@@ -96,6 +96,26 @@ def ended(id: str, before: Head) -> Save:
     return as_save(end(id, before))
 
 
+def paused(id: str, before: Head, **fields: Any) -> Save:
+    return stop(id, before, S.PAUSED, **fields)
+
+
+def cancelled(id: str, before: Head, **fields: Any) -> Save:
+    return stop(id, before, S.CANCELLED, owner=None, ended=NOW + 3.0, **fields)
+
+
+def failed(id: str, before: Head, **fields: Any) -> Save:
+    return stop(id, before, S.FAILED, owner=None, ended=NOW + 4.0, error="boom", **fields)
+
+
+def stop(id: str, before: Head, state: ExecutionState, *, keep_from: int | None = None, **head_fields: Any) -> Save:
+    """A boundary without a state of its own, as an owner makes it who pauses, cancels or gives up."""
+    seq = before.seq + 1
+    row = boundary(seq, kind=state.value, data=None, size=0)
+    changed = {"state": state, "seq": seq, "updated": NOW + seq, **head_fields}
+    return change(id, before, head_fields=changed, boundaries=(row,), keep_from=keep_from)
+
+
 class Writes:
     """What owners, senders and those who are late might write, in some order."""
 
@@ -136,6 +156,9 @@ class Writes:
             [
                 *[lambda: move(id, before, keep_from=keep)] * 8,
                 *[lambda: end(id, before, keep_from=keep)] * 2,
+                *[lambda: paused(id, before, keep_from=keep)] * 2,
+                lambda: cancelled(id, before, keep_from=keep),
+                lambda: failed(id, before, keep_from=keep),
                 lambda: step(id, before, put={"e": b"1"}),
                 lambda: step(id, before, clear=True, take=(1,)),
                 lambda: change(id, before, head_fields={"state": S.WAITING, "owner": None, "due": NOW + 9.0}),
@@ -166,6 +189,22 @@ def test_batches_leave_what_single_writes_by_the_long_way_leave(
             given, others = ((one.claim(claim("me", now=NOW + 6.0, limit=3))) for one in (batched, single))
             assert given == others
             writes.heads |= {one.definition.id: one.head for one in given}
+
+
+@pytest.mark.parametrize("kind", [paused, cancelled, failed, end])
+def test_what_stops_takes_the_short_way(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, kind: Callable[[str, Head], Save]
+) -> None:
+    backend = opened()
+    text, _ = link.script("commit")
+    short = text[: text.index("-- A batch of writes, in order.")] + "error('the long way')"
+    sha = hashlib.sha1(short.encode(), usedforsecurity=False).hexdigest()
+    monkeypatch.setattr(link, "script", lambda _: (short, sha))
+    one, other = owned("one"), owned("other", workflow="another", owner="you")
+    created(backend, one, other)
+    done(backend, kind("one", one.head), kind("other", other.head))
+    monkeypatch.undo()
+    assert loaded(backend, "one").head.state is kind("one", one.head).head.state
 
 
 def test_all_of_an_execution_in_one_batch(opened: Opened, client: Any) -> None:
@@ -230,7 +269,7 @@ def test_an_error_of_the_server_leaves_starts_and_ends_in_their_indexes(opened: 
     assert backend.load("never") is None
 
 
-@pytest.mark.parametrize("kind", [move, end, ended, step])
+@pytest.mark.parametrize("kind", [move, end, ended, step, paused, cancelled])
 def test_a_row_that_cannot_be_written_refuses_the_whole_save(
     opened: Opened, client: Any, kind: Callable[[str, Head], Save]
 ) -> None:
@@ -260,7 +299,7 @@ def test_a_start_whose_row_cannot_be_written_is_none(opened: Opened, client: Any
     assert backend.count(Query())[S.RUNNING] == 1
 
 
-@pytest.mark.parametrize("kind", [end, ended])
+@pytest.mark.parametrize("kind", [end, ended, paused, cancelled])
 def test_an_index_record_that_is_damaged_refuses_only_its_own_end(
     opened: Opened, client: Any, kind: Callable[[str, Head], Save]
 ) -> None:
@@ -274,8 +313,9 @@ def test_an_index_record_that_is_damaged_refuses_only_its_own_end(
     answers = backend.commit([kind("one", one.head), kind("other", other.head)])
     assert isinstance(answers[0], CorruptDataError)
     assert answers[1] is None
-    assert loaded(backend, "other").head.state is S.COMPLETED
-    assert backend.count(Query())[S.COMPLETED] == 1
+    state = kind("other", other.head).head.state
+    assert loaded(backend, "other").head.state is state
+    assert backend.count(Query())[state] == 1
 
 
 def test_scripts_that_are_forgotten_between_two_calls(opened: Opened, client: Any) -> None:

@@ -20,10 +20,10 @@ class Listener:
 
     def __init__(self, channel: str, teller: str, connect: Callable[[], Connection]) -> None:
         self._channel = channel
-        self._teller = teller
+        self._teller = teller.encode()
         self._connect = connect
         self._connection: Connection | None = None
-        self._listens = False
+        self._listens = self._heard = False
         self._start()
         self._pipe = os.pipe()
         for end in self._pipe:
@@ -65,6 +65,7 @@ class Listener:
 
     def _start(self) -> None:
         connection = self._connect()
+        connection.add_notify_handler(self._hear)
         try:
             self._listen(connection)
         except psycopg.Error as error:
@@ -81,8 +82,17 @@ class Listener:
             self._listens = True
 
     def _told(self, connection: Connection) -> bool:
-        """Whether anybody but this store itself had something to say."""
-        return not {self._teller}.issuperset([notify.payload for notify in connection.notifies(timeout=0)])
+        """Whether anybody but this store itself had something to say. libpq is asked without the driver between: what
+        this store says comes along with the answer to its write, for which the writer needs the interpreter."""
+        connection.pgconn.consume_input()
+        while (notify := connection.pgconn.notifies()) is not None:
+            self._heard = self._heard or notify.extra != self._teller
+        heard, self._heard = self._heard, False
+        return heard
+
+    def _hear(self, notify: psycopg.Notify) -> None:
+        """What comes while the connection is told to listen."""
+        self._heard = self._heard or notify.payload.encode() != self._teller
 
     def _interrupted(self, fd: int, seconds: float) -> bool:
         """Wait for the server or for `wake`; True if it was `wake`."""

@@ -18,6 +18,7 @@ from longrun.errors import (
     WriteOrderError,
 )
 from longrun.moves import End, Move
+from longrun.records import ExecutionState
 from longrun.stored import Boundary, Create, Definition, Head, Save, Send, Write
 from longrun.stores._redis import moves, starts, wire
 from longrun.stores._redis.strings import NONE as _NONE
@@ -79,26 +80,40 @@ def chunks(batch: Sequence[Write], renamed: Mapping[int, Definition]) -> Iterato
 
 
 _STEP = _string(b"S") + _number(10)
+_STOP = _string(b"P") + _number(10)
+_ENDS_BADLY = frozenset({ExecutionState.FAILED, ExecutionState.CANCELLED})
 
 
 def _save(chunk: Chunk, save: Save, renamed: Definition | None) -> None:
-    head, id = save.head, save.id.encode()
-    control, packed = wire.control_bytes(id, head), wire.head_bytes(id, head)
-    rows = save.boundaries
-    keep = _NONE if save.keep_from is None else _number(save.keep_from)
+    head, id, rows = save.head, save.id.encode(), save.boundaries
+    control = wire.control_bytes(id, head)
     others = bool(save.put or save.blobs or save.take or save.drop or save.drop_blobs or renamed)
-    if others or save.clear or len(rows) != 1 or rows[0].data is None or head.owner is None or head.state.finished:
-        strings = [_string(id), _string(control), _string(packed), _ended(head), keep, _number(save.clear)]
-        strings += _boundaries(id, rows)
-        strings += _others(save, renamed) if others else _NO_OTHERS
-        chunk.add(b"s", strings)
-        return
-    row, data = rows[0], rows[0].data
-    state = _string(wire.framed(b"%b\0%d" % (id, row.seq), data))
-    before, tail = b" %d %d " % (head.fence, head.revision - 1), b" " + control.split(b" ", 5)[5]
+    if len(rows) == 1 and not (others or save.clear):
+        if rows[0].data is None and _stops(head):
+            return _cross(chunk, save, _STOP, control, _ended(head))
+        if rows[0].data is not None and head.owner is not None and not head.state.finished:
+            return _cross(chunk, save, _STEP, control, _string(b" " + control.split(b" ", 5)[5]))
+    keep = _NONE if save.keep_from is None else _number(save.keep_from)
+    strings = [_string(id), _string(control), _string(wire.head_bytes(id, head)), _ended(head)]
+    strings += [keep, _number(save.clear), *_boundaries(id, rows)]
+    strings += _others(save, renamed) if others else _NO_OTHERS
+    return chunk.add(b"s", strings)
+
+
+def _stops(head: Head) -> bool:
+    """Whether it pauses where it runs, or ends without a result."""
+    return head.state in _ENDS_BADLY if head.owner is None else head.state is ExecutionState.PAUSED
+
+
+def _cross(chunk: Chunk, save: Save, kind: bytes, control: bytes, compared: bytes) -> None:
+    """A save that crosses one boundary and does nothing else."""
+    head, row, id = save.head, save.boundaries[0], save.id.encode()
+    state = _NONE if row.data is None else _string(wire.framed(b"%b\0%d" % (id, row.seq), row.data))
+    keep = _NONE if save.keep_from is None else _number(save.keep_from)
     seq = b"%d" % row.seq
-    parts = (_STEP, _string(id), _string(control), _string(before), _string(tail), _string(packed))
-    chunk.parts += (*parts, _string(seq), _string(wire.row_bytes(id, row)), _string(b"s" + seq), state, keep)
+    before = b" %d %d " % (head.fence, head.revision - 1)
+    chunk.parts += (kind, _string(id), _string(control), _string(before), compared, _string(wire.head_bytes(id, head)))
+    chunk.parts += (_string(seq), _string(wire.row_bytes(id, row)), _string(b"s" + seq), state, keep)
     chunk.count += 12
     chunk.size += len(state)
 

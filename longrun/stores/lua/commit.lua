@@ -149,7 +149,7 @@ local function compare(id, old, fence, revision)
   return nil, woken, rest, state, wake, owner
 end
 
--- A step or an end that is not as `save_plain` or `end_plain` would have it.
+-- A step, a stop or an end that is not as `save_plain`, `stop_plain` or `end_plain` would have it.
 local function save_changed(at, ended)
   local id, keep = ARGV[at], ARGV[at + 9]
   local new = { match(ARGV[at + 1], CONTROL) }
@@ -168,6 +168,10 @@ end
 
 local function save_end(at)
   return end_plain(at) or save_changed(at, ARGV[at + 3])
+end
+
+local function save_stop(at)
+  return stop_plain(at) or save_changed(at, ARGV[at + 3])
 end
 
 -- Any other save. ARGV: id, control, head, ended or "", then what `apply_rest` takes.
@@ -255,7 +259,7 @@ local function send(at)
   return 'm' .. count
 end
 
-local writes = { S = save_step, E = save_end, s = save, c = create, m = send }
+local writes = { S = save_step, E = save_end, P = save_stop, s = save, c = create, m = send }
 while ARGV[at] do
   local ok, answer = pcall(attempt, writes[ARGV[at]], at + 2)
   if not ok then

@@ -1,10 +1,10 @@
--- Starts and ends of an owner's executions, of the usual shape, and steps between them: tried before the rest of the
--- commit script is defined, as steps are. What they change in the indexes is gathered by what they have in common and
--- written once for all: a call costs the server more than a member does. An end stands behind the start of its execution.
+-- Starts, stops and ends of an owner's executions, of the usual shape, and steps between them: tried before the rest of
+-- the commit script is defined, as steps are. What they change in the indexes is gathered by what they have in common and
+-- written once for all: a call costs the server more than a member does. A stop stands behind the start of its execution.
 
 local find = string.find
 local notable = false
-local starts, ends = {}, {}
+local starts, stops = {}, {} -- the second by the state that they lead to
 local quick, slow = {}, {} -- ids of which something is gathered here, and those that the rest of the script has changed
 
 -- Change an index. If it is none, nothing that it should hold or lose is acknowledged.
@@ -25,7 +25,8 @@ local function group_of(groups, owner, common)
     local queue, flow = match(common, '^(%S+) (%S+) %-$')
     group = queue and {
       owned = base .. 'i:owned:running:' .. owner, queue = queue, flow = flow,
-      places = {}, ids = {}, ranked = {}, created = {}, ended = {}
+      kept = base .. 'i:owned:paused:' .. owner,
+      places = {}, ids = {}, ranked = {}, paused = {}, created = {}, ended = {}
     } or false
     of_owner[common] = group
     if group then groups[#groups + 1] = group end
@@ -44,13 +45,16 @@ local function write_quick()
     index(group.places, 'ZADD', group.owned, group.ranked)
     listed(group, 'running', 'ZADD', group.created)
   end
-  for _, group in ipairs(ends) do
-    index(group.places, 'ZREM', group.owned, group.ranked)
-    listed(group, 'running', 'ZREM', group.ids)
-    listed(group, 'completed', 'ZADD', group.created)
-    index(group.places, 'ZADD', base .. 'i:ended', group.ended)
+  for state, groups in pairs(stops) do
+    for _, group in ipairs(groups) do
+      index(group.places, 'ZREM', group.owned, group.ranked)
+      listed(group, 'running', 'ZREM', group.ids)
+      listed(group, state, 'ZADD', group.created)
+      index(group.places, 'ZADD', group.kept, group.paused)
+      index(group.places, 'ZADD', base .. 'i:ended', group.ended)
+    end
   end
-  starts, ends, quick = {}, {}, {}
+  starts, stops, quick = {}, {}, {}
 end
 
 -- The group of one that runs, its rank and when it was made. None where the record does not tell, or names a parent.
@@ -62,26 +66,39 @@ local function grouped(groups, owner, record)
   return group, sub(record, 1, 32), created
 end
 
--- ARGV: what `save_plain` takes, but for the moment of the end in the fourth place. Only if it ran, and neither messages
--- nor entries nor children wait for its end.
-local function end_plain(at)
-  local id, before, keep = ARGV[at], ARGV[at + 2], ARGV[at + 9]
+-- ARGV: what `save_plain` takes, but in the fourth place the moment of the end, or "" where it pauses and keeps its owner.
+-- Only if it ran, and neither messages nor entries nor children wait for its end.
+local function leave_running(at, state)
+  local id, before, ended, keep = ARGV[at], ARGV[at + 2], ARGV[at + 3], ARGV[at + 9]
   if ttl ~= '' or slow[id] then return nil end
   local found = call('HMGET', base .. 'x:' .. id, 'c', 'g')
   local old = found[1]
   if not old or sub(old, 9, 8 + #before) ~= before then return nil end
   local owner = match(old, '^%d+ %d+ 0 running 0 (=.*)$', 9 + #before)
-  local group, rank, created = grouped(ends, owner, found[2])
-  if not group or call('EXISTS', base .. 'e:' .. id, base .. 'm:' .. id, base .. 'i:kept:' .. name_of(id),
-      base .. 'i:freed') > 0 then return nil end
+  stops[state] = stops[state] or {}
+  local group, rank, created = grouped(stops[state], owner, found[2])
+  if not group or (ended ~= '' and call('EXISTS', base .. 'e:' .. id, base .. 'm:' .. id,
+      base .. 'i:kept:' .. name_of(id), base .. 'i:freed') > 0) then return nil end
   put_step(at)
   if keep ~= '' then strip(id, tonumber(keep)) end
   local n = #group.ids + 1
   group.places[n], group.ids[n], group.ranked[n] = place, id, rank .. id
   group.created[2 * n - 1], group.created[2 * n] = created, id
-  group.ended[2 * n - 1], group.ended[2 * n] = ARGV[at + 3], id
+  local list, score, member = group.ended, ended, id
+  if ended == '' then list, score, member = group.paused, 0, rank .. id end
+  list[2 * n - 1], list[2 * n] = score, member
   quick[id], notable = true, true
   return ''
+end
+
+local function end_plain(at)
+  return leave_running(at, 'completed')
+end
+
+-- The same for what is paused, cancelled or fails, as its control record says, and leaves no new state.
+local function stop_plain(at)
+  local state = match(ARGV[at + 1], '^%x+ %d+ %d+ %d+ %d+ 0 (%a+) 0 ')
+  return state and leave_running(at, state)
 end
 
 -- ARGV: what `create` takes. Only one that runs, with one boundary and no blobs, whose id nobody has used.
@@ -103,7 +120,7 @@ local function create_plain(at)
   return ''
 end
 
-local plain = { S = save_plain, E = end_plain, c = create_plain }
+local plain = { S = save_plain, E = end_plain, P = stop_plain, c = create_plain }
 
 local function do_plain()
   while plain[ARGV[at]] do

@@ -24,10 +24,15 @@ local function call_with_all(command, key, values)
   for from = 1, #values, 1000 do call(command, key, unpack(values, from, math.min(from + 999, #values))) end
 end
 
--- The row first: if that cannot be written, the head stays where it was.
+-- The row first: if that cannot be written, the head stays where it was. Who stops may leave no state.
 local function put_step(at)
+  local x = base .. 'x:' .. ARGV[at]
   call('HSET', base .. 'b:' .. ARGV[at], ARGV[at + 5], ARGV[at + 6])
-  call('HSET', base .. 'x:' .. ARGV[at], 'c', ARGV[at + 1], 'h', ARGV[at + 4], ARGV[at + 7], ARGV[at + 8])
+  if ARGV[at + 8] == '' then
+    call('HSET', x, 'c', ARGV[at + 1], 'h', ARGV[at + 4])
+  else
+    call('HSET', x, 'c', ARGV[at + 1], 'h', ARGV[at + 4], ARGV[at + 7], ARGV[at + 8])
+  end
 end
 
 local function strip(id, from)
