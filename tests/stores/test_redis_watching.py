@@ -16,14 +16,17 @@ from longrun.testing.samples import owned, send
 from tests.servers import RedisServer, Source
 
 
-@pytest.fixture(params=[2, 3], ids=["RESP2", "RESP3"])
+@pytest.fixture(params=[(2, True), (3, True), (2, False)], ids=["RESP2", "RESP3", "by the driver"])
 def backend(redis_server: RedisServer | Source, request: pytest.FixtureRequest) -> Iterator[RedisBackend]:
     assert redis_server.url is not None
-    with redis.Redis.from_url(redis_server.url, protocol=request.param) as client:
+    protocol, directly = request.param
+    with redis.Redis.from_url(redis_server.url, protocol=protocol) as client:
         backend = RedisBackend(client, prefix=f"test:{uuid.uuid4().hex}")
         backend.open()
         while backend.wait(0.1):
             pass
+        if not directly:
+            backend._watch._socket = None
         yield backend
         backend.close()
         client.delete(*client.scan_iter(match=backend._link.base + b"*", count=1000))

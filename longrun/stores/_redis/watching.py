@@ -25,6 +25,8 @@ class Watch:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._subscription: Any = None
+        self._socket: Any = None
+        """That of the subscription; None if the driver keeps it elsewhere: then that reads from it."""
         self._no_news: tuple[bytes, ...] = ()
         """What this store says itself, as it is heard, and what is said by who only tries whether he may."""
         self._piece = b""
@@ -62,7 +64,9 @@ class Watch:
         try:
             subscription.subscribe(self._link.channel)
             subscription.get_message(timeout=LOOK)
-            subscription.connection._sock.settimeout(LOOK)
+            self._socket = getattr(subscription.connection, "_sock", None)
+            if self._socket is not None:
+                self._socket.settimeout(LOOK)
         except BaseException:
             subscription.close()
             raise
@@ -82,9 +86,13 @@ class Watch:
         return not no_news
 
     def _received(self) -> bytes:
+        if self._socket is None:
+            message = self._subscription.get_message(timeout=LOOK)
+            said = message is not None and message["type"] == "message"
+            return _as_passed_on(self._link.channel, message["data"])[0] if said else b""
         self._subscription.check_health()
         try:
-            received: bytes = self._subscription.connection._sock.recv(AT_ONCE)
+            received: bytes = self._socket.recv(AT_ONCE)
         except TimeoutError:
             return b""
         if not received:
