@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import attrs
 import pytest
@@ -18,13 +19,14 @@ from longrun.errors import CorruptDataError, LeaseLostError, NewerFormatError, S
 from longrun.records import ExecutionState
 from longrun.stored import Head, Query
 from longrun.stores import open_store
-from longrun.stores._file import inbox, place, removal
+from longrun.stores._file import inbox, mine, place, removal
 from longrun.stores._file.disk import Disk
 from longrun.stores._file.journal import remove_locked
 from longrun.stores._file.place import Place, stem_of
 from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend, FileCheckpointStore
 from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
+from tests.crashing import PATIENCE
 from tests.stores.file_tools import CountingDisk, created, done, ids_of, loaded, opened
 
 ROOT = Path(__file__).parents[2]
@@ -505,6 +507,41 @@ backend.close()
 """
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 100
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, cwd=ROOT)
+
+
+def test_room_for_many_descriptors_is_made_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever starts so many at once or takes them over, and by nobody else."""
+    asked: SimpleQueue[int] = SimpleQueue()
+    monkeypatch.setattr(mine, "make_room", asked.put)
+    with opened(FileBackend(path)) as backend:
+        created(backend, *[owned(f"few{n}") for n in range(20)])
+    with opened(FileBackend(path)) as backend:
+        created(backend, *[owned(f"x{n}") for n in range(40)])
+        created(backend, *[owned(f"y{n}") for n in range(40)])
+        assert asked.get(timeout=PATIENCE) > 100
+    with opened(FileBackend(path)) as backend:
+        assert len(backend.claim(claim("you", dead=frozenset({"me"}), limit=100))) == 100
+        assert asked.get(timeout=PATIENCE) > 100
+    assert asked.empty()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the size of the table")
+def test_room_for_descriptors_is_there_at_once_and_none_stays_open() -> None:
+    """Nor does it matter that there are not so many to be had."""
+    code = """
+import os, resource
+from longrun.stores._file.disk import make_room
+def size():
+    return int(open("/proc/self/status").read().split("FDSize:")[1].split()[0])
+before, names = size(), os.listdir("/proc/self/fd")
+make_room(4 * before)
+assert size() == 4 * before, size()
+resource.setrlimit(resource.RLIMIT_NOFILE, (4 * before, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+make_room(4 * before + 1)
+assert size() == 4 * before, size()
+assert os.listdir("/proc/self/fd") == names
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_closing_leaves_no_descriptor_open(path: Path) -> None:

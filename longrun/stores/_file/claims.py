@@ -132,6 +132,7 @@ class Claims:
     def _take_all(self, entries: list[Entry], claim: Claim) -> list[Loaded]:
         taken: list[_Taken] = []
         errors: list[OSError | None] = []
+        self._journals.expect(len(entries))
         try:
             with self._place.locked(shared=True) if _wants_ended(claim) else contextlib.nullcontext():
                 for entry in entries:

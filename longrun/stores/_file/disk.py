@@ -265,3 +265,14 @@ def close_all(disk: Disk, fds: Sequence[int]) -> None:
             disk.close(fd)
         except OSError:  # nothing is pending on it: what was acknowledged has been synced
             pass
+
+
+def make_room(count: int) -> None:
+    """Have the table of descriptors grow at once for that many. Linux doubles it each time that it is full, and as soon
+    as there are threads whoever opens a file then waits for 10 or 20 ms."""
+    with contextlib.suppress(OSError):  # there are fewer to be had: it grows as it is needed
+        fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.close(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, count - 1))
+        finally:
+            os.close(fd)

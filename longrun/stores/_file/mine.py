@@ -5,8 +5,10 @@ Place in the life of an execution: claim, checkpoint. All of it runs in the stor
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import threading
 from collections.abc import Iterable
 from operator import attrgetter
 
@@ -14,7 +16,7 @@ from longrun.errors import ExecutionNotFoundError, LeaseLostError
 from longrun.stored import Save
 from longrun.stores._file.catalog import Catalog
 from longrun.stores._file.contents import ABOUT
-from longrun.stores._file.disk import write_all
+from longrun.stores._file.disk import make_room, write_all
 from longrun.stores._file.done import Finished
 from longrun.stores._file.entry import Entry
 from longrun.stores._file.journal import Journal
@@ -22,6 +24,9 @@ from longrun.stores._file.lines import Identity, fits
 from longrun.stores._file.moving import bring_back
 from longrun.stores._file.place import Place
 from longrun.stores._file.reading import Spot, locate, read_settled, read_summary
+
+MANY = 32
+"""With fewer files the table of descriptors, which has room for 64 at least, does not grow."""
 
 
 class Journals:
@@ -35,6 +40,7 @@ class Journals:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.limit = max(16, min(1024, soft // 4))
         """How many may be open at once."""
+        self._roomy = False
         catalog.in_place = self._in_place
 
     def _in_place(self, entry: Entry) -> bool:
@@ -43,6 +49,14 @@ class Journals:
             return journal is None or journal.gen != entry.gen or journal.in_place()
         except OSError:
             return True  # the next save tells
+
+    def expect(self, count: int) -> None:
+        """So many are about to be opened. Room for all that may ever be is made aside: it takes longer than they do."""
+        if self._roomy or count < MANY:
+            return
+        self._roomy = True
+        with contextlib.suppress(RuntimeError):  # no more threads are to be had
+            threading.Thread(target=make_room, args=(2 * self.limit,), name="longrun-room", daemon=True).start()
 
     def get(self, id: str) -> Journal | None:
         return self._owned.get(id)

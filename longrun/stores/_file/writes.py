@@ -59,6 +59,7 @@ class Writes:
             else:
                 fresh[id] = Birth(place, create, stem)
         births = list(fresh.values())
+        self.journals.expect(len(births))
         size = min(CREATE_CHUNK, self.journals.limit)
         for start in range(0, len(births), size):
             self._create_chunk(births[start : start + size], answers)
