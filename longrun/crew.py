@@ -68,7 +68,7 @@ class Crew(Starting):
     ) -> None:
         super().__init__(store, registry, clock or SYSTEM_CLOCK)
         self.registry = registry
-        self.stages = Stages(registry)
+        self.stages = Stages(registry.by_name, self.engine)
         self.config = config
         self.strict = strict
         """Pass every state through the codec between steps, so that what a crash would change shows at once."""
