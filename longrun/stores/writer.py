@@ -155,8 +155,11 @@ class Writer:
     def _deliver(jobs: list[Job], answers: list[Any]) -> None:
         """Tell everybody, with one hop for each loop."""
         told: dict[Loop | None, list[Told]] = {job[1]: [] for job in jobs}
-        for job, answer in zip(jobs, answers, strict=True):
-            told[job[1]].append((job[0], answer))
+        if len(told) == 1:  # the rule
+            told[jobs[0][1]] = list(zip([job[0] for job in jobs], answers, strict=True))
+        else:
+            for job, answer in zip(jobs, answers, strict=True):
+                told[job[1]].append((job[0], answer))
         jobs.clear()  # nothing here keeps anything of what is told from now on
         for loop, theirs in told.items():
             if loop is None:

@@ -31,7 +31,7 @@ _HEAD = struct.Struct("<7q?7d")
 _BOUNDARY = struct.Struct("<6q2d")
 COPIED = 65_536
 """What is larger is bound as it is: then the copy would take longer."""
-ReadyMove = tuple[Move, bytearray, int, *tuple[Any, ...]]
+ReadyMove = tuple[Move, bytearray, int, int, bytearray, str, int, int, str, bytearray]
 """A move, numbers and checksum of its head, and the columns of its boundary behind the key: one object for every step,
 and no class."""
 UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, struct.error)
