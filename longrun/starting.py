@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from longrun import views
 from longrun.control_room import ControlRoom
-from longrun.desk import loaded_of
 from longrun.errors import ConfigError, ExecutionExistsError, ExecutionNotFoundError, LongrunError
 from longrun.events import EventType
 from longrun.handle import ExecutionHandle
+from longrun.moves import loaded_of
 from longrun.records import ExecutionState, check_id
 from longrun.registry import AD_HOC, Step, StepFunction, StepRegistry, Workflow
 from longrun.stored import Create, Head, Loaded
@@ -126,7 +126,7 @@ class Starting(ControlRoom, abc.ABC):
         """Start an execution once for a visit of its parent and a key, in the parent's queue: whoever takes the parent
         up after a crash serves that."""
         id = child_id(parent.id, parent.head.visit, key)
-        head = self.first_head(State.RUNNING, owner=self.owner)
+        head = self.begun()
         family = parent.book.definition
         place = {"parent_id": parent.id, "queue": family.queue, "priority": family.priority}
         made, found = self.made(workflow, state, head, id, None, **place)
