@@ -238,7 +238,7 @@ class Crew(Starting):
         self, loaded: Loaded, *, value: Any = MISSING, controls_only: bool = False, wakes_paused: bool = False
     ) -> Runner:
         """Run an execution that this crew owns."""
-        runner = Runner(self, loaded, value=value, controls_only=controls_only, wakes_paused=wakes_paused)
+        runner = Runner(self, loaded, value, controls_only, wakes_paused)
         before = self.runners.get(runner.id)
         if before is not None:
             before.lose()  # others had it meanwhile, which it has not noticed; whoever waits for it must not wait on

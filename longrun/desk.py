@@ -190,15 +190,15 @@ class Desk:
         priority: int = 0,
         parent_id: str | None = None,
     ) -> Create:
-        """The write that creates an execution at its first step."""
+        """The write that creates an execution at its first step. `queue` and `priority` are checked already."""
         step = self._known.get(workflow.steps[0]) if self._known is not None and workflow.steps else None
         definition = defining(
             views.new_id() if id is None else check_id(id),
             workflow.name,
             workflow.version,
             workflow.steps,
-            check_name("queue", queue),
-            check_priority(priority),
+            queue,
+            priority,
             views.check_metadata(metadata),
             parent_id,
             head.updated,
