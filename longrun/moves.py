@@ -40,6 +40,7 @@ class Begun(Lean, Head):
 
     __slots__ = ()
 
+    owner: str
     state = ExecutionState.RUNNING
     revision = seq = visit = 1
     step = iteration = attempt = crashes = 0
@@ -53,6 +54,7 @@ class Opening(Lean, Boundary):
 
     __slots__ = ()
 
+    data: bytes
     kind = "start"
     seq = visit = 1
     step = next = attempts = iteration = 0
