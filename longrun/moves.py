@@ -17,7 +17,7 @@ from longrun.stored import EMPTY, Boundary, Create, Head, Loaded, Save
 class Lean:
     """A record of which there is one for every step, or every start: what it cannot have stands in its class, and takes
     neither time nor room in each. For everybody who does not care it is of the class it is derived from, equal to one
-    that says the same; `attrs.evolve` makes one of that class, which can have everything."""
+    that says the same; `attrs.evolve` or a copy makes one of that class, which can have everything."""
 
     __slots__ = ()
 
@@ -33,6 +33,14 @@ class Lean:
         return isinstance(other, plain) and all(getattr(self, f.name) == getattr(other, f.name) for f in fields(plain))
 
     __hash__ = None  # type: ignore[assignment]  # as the classes that are compared by what they say
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        plain = self._plain()
+        return _made, (plain, {field.name: getattr(self, field.name) for field in fields(plain)})
+
+
+def _made(plain: type[Any], values: dict[str, Any]) -> Any:
+    return plain(**values)
 
 
 class Begun(Lean, Head):

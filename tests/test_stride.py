@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Sequence
 from typing import Any
@@ -447,6 +448,8 @@ def check_lean(record: Any, kind: type) -> None:
     assert (record == same, same == record) == (True, True)
     assert type(attrs.evolve(record)) is kind
     assert attrs.evolve(record) == record
+    assert type(copy.copy(record)) is kind
+    assert copy.copy(record) == record
     with pytest.raises(TypeError, match="unhashable"):
         hash(record)
 
