@@ -14,9 +14,8 @@ from collections.abc import AsyncIterator
 import anyio
 
 from benchmarks import bare
-from longrun.moves import ending, passing
-from longrun.records import ExecutionState
-from longrun.stored import Boundary, Create, Definition, Head, Owner
+from longrun.moves import begun, ending, opening, passing
+from longrun.stored import Create, Definition, Owner
 from longrun.stores import open_store
 from longrun.stores.store import CheckpointStore
 
@@ -38,10 +37,11 @@ async def opened(url: str) -> AsyncIterator[CheckpointStore]:
 def first_write(id: str, steps: int) -> Create:
     """What a start stores: the execution, owned, at its first step."""
     now, data = time.time(), bare.dumps({"n": 0})
+    head = begun(1, OWNER, now)
     return Create(
         definition=Definition(id=id, workflow=WORKFLOW, steps=(STEP,) * steps, total=steps, created=now),
-        head=Head(state=ExecutionState.RUNNING, owner=OWNER, fence=1, revision=1, seq=1, started=now, updated=now),
-        boundary=Boundary(seq=1, kind="start", step=0, next=0, ended=now, data=data, size=len(data)),
+        head=head,
+        boundary=opening(head, data),
     )
 
 

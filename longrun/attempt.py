@@ -109,12 +109,6 @@ class Attempt:
     """One call of a step's function."""
 
     # Most steps need few of these: what stands here costs nothing until it is set.
-    stopped = False
-    """Whether somebody has stopped it. Its scope may be cancelled then, or if the step has a time-out."""
-    used = False
-    """Whether its context was asked for, or where it is: otherwise it has noted nothing, and nobody has heard of it."""
-    left: Leftovers | None = None
-    """The step threads that it has left behind, if it was stopped while they ran on; or none, which is false."""
     _over: str | None = None
     _deadline: float | None = None
     _info: StepInfo | None = None
@@ -132,6 +126,13 @@ class Attempt:
     def __init__(self, host: Host, step: Step, scope: anyio.CancelScope, threads: StepThreads) -> None:
         """`scope` is entered already, and serves one attempt after the other until one of them has cancelled it."""
         self.step = step
+        self.stopped = False
+        """Whether somebody has stopped it. Its scope may be cancelled then, or if the step has a time-out."""
+        self.used = False
+        """Whether its context was asked for, or where it is: otherwise it has noted nothing, and nobody has heard of
+        it."""
+        self.left: Leftovers | None = None
+        """The step threads that it has left behind, if it was stopped while they ran on; or none, which is false."""
         self._host = host
         self._threads = threads
         self._scope = scope

@@ -68,7 +68,7 @@ class Crew(Starting):
     ) -> None:
         super().__init__(store, registry, clock or SYSTEM_CLOCK)
         self.registry = registry
-        self.stages = Stages(registry)
+        self.stages = Stages(registry.by_name, self.engine)
         self.config = config
         self.strict = strict
         """Pass every state through the codec between steps, so that what a crash would change shows at once."""
@@ -243,7 +243,7 @@ class Crew(Starting):
         self, loaded: Loaded, *, value: Any = MISSING, controls_only: bool = False, wakes_paused: bool = False
     ) -> Runner:
         """Run an execution that this crew owns."""
-        runner = Runner(self, loaded, value=value, controls_only=controls_only, wakes_paused=wakes_paused)
+        runner = Runner(self, loaded, value, controls_only, wakes_paused)
         before = self.runners.get(runner.id)
         if before is not None:
             before.lose()  # others had it meanwhile, which it has not noticed; whoever waits for it must not wait on

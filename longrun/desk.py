@@ -17,11 +17,11 @@ import attrs
 from longrun import chance, codec, views
 from longrun.clock import SYSTEM_CLOCK, Clock
 from longrun.errors import ConfigError, CorruptDataError, ExecutionNotFoundError, InvalidStateError
+from longrun.moves import Begun, begun, opening
 from longrun.records import FOREVER, Checkpoint, Execution, ExecutionState, Progress, StepRecord, check_id
 from longrun.registry import StepRegistry, Workflow
 from longrun.snapshot import Snapshot, restore_tree, take_again, take_first
 from longrun.stored import (
-    EMPTY,
     TRACE,
     Boundary,
     Create,
@@ -29,6 +29,8 @@ from longrun.stored import (
     Head,
     Loaded,
     Query,
+    creating,
+    defining,
     shown_metadata,
     was_queued,
     was_waiting,
@@ -188,19 +190,18 @@ class Desk:
         priority: int = 0,
         parent_id: str | None = None,
     ) -> Create:
-        """The write that creates an execution at its first step."""
+        """The write that creates an execution at its first step. `queue` and `priority` are checked already."""
         step = self._known.get(workflow.steps[0]) if self._known is not None and workflow.steps else None
-        definition = Definition(
-            id=views.new_id() if id is None else check_id(id),
-            workflow=workflow.name,
-            version=workflow.version,
-            steps=workflow.steps,
-            total=len(workflow.steps),
-            queue=check_name("queue", queue),
-            priority=check_priority(priority),
-            metadata=views.check_metadata(metadata),
-            parent_id=parent_id,
-            created=head.updated,
+        definition = defining(
+            views.new_id() if id is None else check_id(id),
+            workflow.name,
+            workflow.version,
+            workflow.steps,
+            queue,
+            priority,
+            views.check_metadata(metadata),
+            parent_id,
+            head.updated,
         )
         kind, plain = (Any, True) if step is None else (step.state_type, step.takes_plain)
         return create(self._traced(definition), head, take_first(state, kind, head.seq, plain=plain))
@@ -258,25 +259,24 @@ class Desk:
             return self.first_head(State.INITIALIZED, due=origin.due)
         if origin is not None and _waits(origin):
             return attrs.evolve(self.first_head(State.WAITING, due=origin.due), signal=origin.signal)
-        return self.first_head(State.INITIALIZED if owner is None else State.RUNNING, owner=owner)
+        return self.first_head(State.INITIALIZED) if owner is None else self.begun()
 
     def _is_delayed(self, head: Head) -> bool:
         """Whether it was submitted for a time that has not come."""
         queued = head.state is State.INITIALIZED or was_queued(head)
         return queued and head.due is not None and head.due > self.clock.now()
 
-    def first_head(self, state: ExecutionState, *, owner: str | None = None, due: float | None = None) -> Head:
-        now = round(self.clock.now(), 6)
-        return Head(
-            state=state,
-            fence=random_start(),
-            revision=1,
-            owner=owner,
-            seq=1,
-            started=now if owner is not None else None,
-            updated=now,
-            due=due,
-        )
+    def first_head(self, state: ExecutionState, *, due: float | None = None) -> Head:
+        """That of an execution which nobody owns yet."""
+        return Head(state=state, fence=random_start(), revision=1, seq=1, updated=self._now(), due=due)
+
+    def begun(self) -> Begun:
+        """The first head of an execution that runs here at once."""
+        return begun(random_start(), self.owner, self._now())
+
+    def _now(self) -> float:
+        """To the microsecond: every store gives it back as it is."""
+        return round(self.clock.now() * 1e6) / 1e6
 
 
 def _waits(head: Head) -> bool:
@@ -292,6 +292,8 @@ def random_start() -> int:
 
 def create(definition: Definition, head: Head, snapshot: Snapshot, name: str | None = None) -> Create:
     """A new execution at the position of `head`. Behind the last step, `name` is the one whose state it begins with."""
+    if type(head) is Begun and not snapshot.names:
+        return creating(definition, head, opening(head, snapshot.data), snapshot.new)
     boundary = Boundary(
         seq=head.seq,
         kind="start",
@@ -306,19 +308,7 @@ def create(definition: Definition, head: Head, snapshot: Snapshot, name: str | N
         blobs=snapshot.names,
         size=snapshot.size,
     )
-    return Create(definition=definition, head=head, boundary=boundary, blobs=snapshot.new)
-
-
-def loaded_of(made: Create) -> Loaded:
-    """What loading an execution just created would give."""
-    return Loaded(
-        definition=made.definition,
-        head=made.head,
-        boundary=made.boundary,
-        blobs=made.blobs,
-        entries=EMPTY,
-        kept=((made.boundary.seq, made.boundary.blobs),),
-    )
+    return creating(definition, head, boundary, snapshot.new)
 
 
 def sequence_number(id: str, checkpoint: Checkpoint | int | str) -> int:

@@ -108,7 +108,8 @@ class Executor(Office):
         self, workflow: Steps, state: Any = None, *, id: str | None = None, metadata: Mapping[str, Any] | None = None
     ) -> ExecutionHandle:
         """Store a new execution as running, then run it here. An `id` given before returns that execution's handle."""
-        made, found = self.made(workflow, state, self.first_head(State.RUNNING, owner=self.owner), id, metadata)
+        found = self.resolved(workflow)
+        made = self.new(found, state, self.begun(), id=id, metadata=metadata)
         if not await self.create(made):
             await self.start_again(made, found)
         return ExecutionHandle(self, made.id)

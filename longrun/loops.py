@@ -169,7 +169,11 @@ class _AsyncioLoop(_Scopes):
                 tell(answer)
             finally:
                 self.answered = None
-                if answered:
+                if len(answered) == 1:  # the rule
+                    waiter = answered.pop()
+                    if (wake := waiter.wake) is not None:
+                        waiter.context.run(wake, waiter)
+                elif answered:
                     answered.reverse()
                     self._wake(answered)
 

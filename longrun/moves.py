@@ -1,4 +1,4 @@
-"""The writes that there are most of: from a step to the next, and behind the last.
+"""The records that there are most of: of a start, and of the writes from a step to the next and behind the last.
 
 Place in the life of an execution: checkpoint. For everybody who does not care these are saves, heads and boundaries as
 any others (`stored`). Who does care can leave out what they cannot have.
@@ -11,13 +11,13 @@ from typing import Any
 from attrs import fields
 
 from longrun.records import ExecutionState
-from longrun.stored import EMPTY, Boundary, Head, Save
+from longrun.stored import EMPTY, Boundary, Create, Head, Loaded, Save
 
 
 class Lean:
-    """A record of which there is one for every step: what it cannot have stands in its class, and takes neither time
-    nor room in each. For everybody who does not care it is of the class it is derived from, equal to one that says the
-    same; `attrs.evolve` makes one of that class, which can have everything."""
+    """A record of which there is one for every step, or every start: what it cannot have stands in its class, and takes
+    neither time nor room in each. For everybody who does not care it is of the class it is derived from, equal to one
+    that says the same; `attrs.evolve` or a copy makes one of that class, which can have everything."""
 
     __slots__ = ()
 
@@ -33,6 +33,50 @@ class Lean:
         return isinstance(other, plain) and all(getattr(self, f.name) == getattr(other, f.name) for f in fields(plain))
 
     __hash__ = None  # type: ignore[assignment]  # as the classes that are compared by what they say
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        plain = self._plain()
+        return _made, (plain, {field.name: getattr(self, field.name) for field in fields(plain)})
+
+
+def _made(plain: type[Any], values: dict[str, Any]) -> Any:
+    return plain(**values)
+
+
+class Begun(Lean, Head):
+    """The head of an execution that runs from its start on."""
+
+    __slots__ = ()
+
+    owner: str
+    state = ExecutionState.RUNNING
+    revision = seq = visit = 1
+    step = iteration = attempt = crashes = 0
+    ended = due = signal = error = reason = of = note = None
+    woken = hold = False
+    progress = done = 0.0
+
+
+class Opening(Lean, Boundary):
+    """The boundary that it begins with, with a state in one piece."""
+
+    __slots__ = ()
+
+    data: bytes
+    kind = "start"
+    seq = visit = 1
+    step = next = attempts = iteration = 0
+    name = error = None
+    blobs = ()
+
+
+class Created(Lean, Loaded):
+    """What loading an execution that was just created would give."""
+
+    __slots__ = ()
+
+    entries = EMPTY
+    messages = damage = ()
 
 
 class Passing(Lean, Head):
@@ -128,6 +172,30 @@ def _behind(move: Move, boundary: Passed) -> Boundary:
     boundary.step, boundary.name, boundary.started = head.step - 1, move.name, move.started
     boundary.data, boundary.size = move.data, len(move.data)
     return boundary
+
+
+def begun(fence: int, owner: str, now: float) -> Begun:
+    """The first head of an execution that runs at once."""
+    head: Begun = object.__new__(Begun)
+    head.fence, head.owner, head.started, head.updated = fence, owner, now, now
+    return head
+
+
+def opening(head: Begun, data: bytes) -> Opening:
+    """The first boundary of an execution with this state."""
+    boundary: Opening = object.__new__(Opening)
+    boundary.started = boundary.ended = head.updated
+    boundary.data, boundary.size = data, len(data)
+    return boundary
+
+
+def loaded_of(made: Create) -> Created:
+    """What loading an execution just created would give."""
+    loaded: Created = object.__new__(Created)
+    loaded.definition, loaded.head = made.definition, made.head
+    loaded.boundary, loaded.blobs = made.boundary, made.blobs
+    loaded.kept = ((made.boundary.seq, made.boundary.blobs),)
+    return loaded
 
 
 def is_passing(head: Head) -> bool:

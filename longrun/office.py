@@ -15,7 +15,7 @@ import anyio
 
 from longrun import pipe
 from longrun.crew import Crew
-from longrun.desk import UNCHANGED, check_delay
+from longrun.desk import UNCHANGED, check_delay, check_name, check_priority
 from longrun.errors import ConfigError, ExecutionExistsError, NonRetryable
 from longrun.events import Listener
 from longrun.handle import ExecutionHandle
@@ -88,6 +88,8 @@ class Office(QueueDesk, Crew, abc.ABC):
         due = None if seconds is None else self.clock.now() + seconds
         head = self.first_head(ExecutionState.INITIALIZED, due=due)
         found = self.find_workflow(workflow)
+        check_name("queue", queue)
+        check_priority(priority)
         made = self.new(found, state, head, id=id, metadata=metadata, queue=queue, priority=priority)
         await self.note_queue(queue)
         if not await self.create(made):
@@ -108,7 +110,7 @@ class Office(QueueDesk, Crew, abc.ABC):
         self.check_signed_on()
         made = await self.forked(id, checkpoint, state, new_id, owner=self.owner if self.runs_here else None)
         await self.note_queue(made.definition.queue)
-        if not await self.create(made, forked_from=id):
+        if not await self.create(made, {"forked_from": id}):
             taken = await self.store.load(made.id)
             raise ExecutionExistsError(made.id, taken.definition.workflow)
         return ExecutionHandle(self, made.id)

@@ -64,12 +64,6 @@ _NOBODY = _Nobody()
 
 
 class Outbox:
-    # What stands here costs nothing until it is set.
-    lost: LongrunError | None = None
-    """Why nothing can be written any more: the lease is lost, or the store refuses for good."""
-    _failure: LongrunError | None = None
-    _flying = _tries = 0
-
     def __init__(self, courier: Courier, execution_id: str, loop: Loop, teller: Teller) -> None:
         """`teller` hears of every write that has become durable, unless `QUIET` was pushed along with it."""
         self._courier = courier
@@ -77,6 +71,10 @@ class Outbox:
         self._id = execution_id
         self._teller = teller
         self._pending: list[tuple[Save, Any, Done]] = []
+        self.lost: LongrunError | None = None
+        """Why nothing can be written any more: the lease is lost, or the store refuses for good."""
+        self._failure: LongrunError | None = None
+        self._flying = self._tries = 0
 
     def push(self, save: Save, told: Any, done: Done) -> None:
         """Hand a write over; `done` gets None when it is durable, or why it never will be."""

@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from longrun.attempt import Attempt, Outcome
-from longrun.book import MISSING, Book
+from longrun.book import Book
 from longrun.control import Obedience, cancelling, goes_on_anyway, orders_in, stops_at_once
 from longrun.control_room import inside
 from longrun.course import Course
@@ -62,10 +62,9 @@ class Runner:
         self,
         executor: Crew,
         loaded: Loaded,
-        *,
-        value: Any = MISSING,
-        controls_only: bool = False,
-        wakes_paused: bool = False,
+        value: Any,
+        controls_only: bool,
+        wakes_paused: bool,
     ) -> None:
         self.crew = executor
         self.book = Book(executor, loaded, value)

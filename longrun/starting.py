@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from longrun import views
 from longrun.control_room import ControlRoom
-from longrun.desk import loaded_of
 from longrun.errors import ConfigError, ExecutionExistsError, ExecutionNotFoundError, LongrunError
 from longrun.events import EventType
 from longrun.handle import ExecutionHandle
+from longrun.moves import loaded_of
 from longrun.records import ExecutionState, check_id
 from longrun.registry import AD_HOC, Step, StepFunction, StepRegistry, Workflow
-from longrun.stored import Create, Head, Loaded
+from longrun.stored import Create, Loaded
 
 if TYPE_CHECKING:
     from longrun.runner import Runner
@@ -80,8 +80,9 @@ class Starting(ControlRoom, abc.ABC):
                 return None
         return await self.existing(made.id, workflow)
 
-    async def create(self, made: Create, **data: Any) -> bool:
-        """Store a new execution and, if it is ours, run it; False if its id is taken."""
+    async def create(self, made: Create, origin: dict[str, Any] | None = None) -> bool:
+        """Store a new execution and, if it is ours, run it; False if its id is taken. `origin` is told with its
+        start."""
         ours = made.head.owner is not None
         twice = made.id in self.starting
         if ours and not twice:
@@ -96,7 +97,7 @@ class Starting(ControlRoom, abc.ABC):
             if ours and not twice:
                 self.starting.discard(made.id)
         if created and ours:
-            self.emit(EventType.EXECUTION_STARTED, made.id, data=data)
+            self.emit(EventType.EXECUTION_STARTED, made.id, data=origin)
             self.run(loaded_of(made))
         return created
 
@@ -115,21 +116,14 @@ class Starting(ControlRoom, abc.ABC):
             self.ad_hoc.add(found.name)
         return found
 
-    def made(
-        self, workflow: Steps, state: Any, head: Head, id: str | None, metadata: Mapping[str, Any] | None, **more: Any
-    ) -> tuple[Create, Workflow]:
-        """The write that creates an execution, everything checked."""
-        found = self.resolved(workflow)
-        return self.new(found, state, head, id=id, metadata=metadata, **more), found
-
     async def start_child(self, parent: Runner, workflow: Any, state: Any, key: str) -> ExecutionHandle:
         """Start an execution once for a visit of its parent and a key, in the parent's queue: whoever takes the parent
         up after a crash serves that."""
         id = child_id(parent.id, parent.head.visit, key)
-        head = self.first_head(State.RUNNING, owner=self.owner)
-        family = parent.book.definition
-        place = {"parent_id": parent.id, "queue": family.queue, "priority": family.priority}
-        made, found = self.made(workflow, state, head, id, None, **place)
+        found, family = self.resolved(workflow), parent.book.definition
+        made = self.new(
+            found, state, self.begun(), id=id, queue=family.queue, priority=family.priority, parent_id=parent.id
+        )
         await self.patiently(partial(self.start_new, made, found), known=True)
         return ExecutionHandle(self, made.id, away=partial(parent.seat.away, parent))
 

@@ -63,6 +63,25 @@ class Definition:
     created: float
 
 
+def defining(
+    id: str,
+    workflow: str,
+    version: str,
+    steps: tuple[str, ...],
+    queue: str,
+    priority: int,
+    metadata: Mapping[str, Any],
+    parent_id: str | None,
+    created: float,
+) -> Definition:
+    """A definition of all these, in their order. Written out, as `copied` is."""
+    new: Definition = object.__new__(Definition)
+    new.id, new.workflow, new.version, new.steps, new.total = id, workflow, version, steps, len(steps)
+    new.queue, new.priority, new.metadata = queue, priority, metadata
+    new.parent_id, new.created = parent_id, created
+    return new
+
+
 @define(kw_only=True)
 class Head:
     """Where an execution is. `fence` grows by one with every claim, `revision` by one with every write of its owner."""
@@ -282,6 +301,13 @@ class Create:
     @property
     def id(self) -> str:
         return self.definition.id
+
+
+def creating(definition: Definition, head: Head, boundary: Boundary, blobs: Mapping[str, bytes]) -> Create:
+    """A create of all these. Written out, as `copied` is."""
+    new: Create = object.__new__(Create)
+    new.definition, new.head, new.boundary, new.blobs = definition, head, boundary, blobs
+    return new
 
 
 @define(kw_only=True)

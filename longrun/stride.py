@@ -8,28 +8,32 @@ before a step or after it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from longrun.attempt import Attempt, Outcome
+from longrun.attempt import Attempt, Engine, Outcome
 from longrun.errors import CodecError, RegistrationError
-from longrun.registry import Directive, Step, StepRegistry
+from longrun.registry import Directive, Step
 from longrun.threads import LEFT
 
 if TYPE_CHECKING:
     from longrun.runner import Runner
 
-Stage = tuple[Step, bool]
-"""A step that stands before another, and whether what it returns needs no look where it is plain data."""
+Names = tuple[str, str | None]
+"""Of a step and of the one behind it; None stands for the end."""
+Stage = tuple[Step, Any, Engine, bool]
+"""A step that stands before another, the annotation of the state it receives, who calls its function, and whether what
+it returns needs no look where it is plain data."""
 
 
-class Stages(dict[tuple[str, str | None], Stage | None]):
-    """How steps of a registry are run, by their name and that of the step behind them; None stands for the end. What is
-    registered stays as it is, and so does what was found here."""
+class Stages(dict[Names, Stage | None]):
+    """How the steps that a crew knows are run there. What is registered stays as it is, and so does what was found
+    here."""
 
-    def __init__(self, registry: StepRegistry) -> None:
-        self._by_name = registry.by_name
+    def __init__(self, by_name: Mapping[str, Step], engine_of: Callable[[Step], Engine]) -> None:
+        self._by_name, self._engine_of = by_name, engine_of
 
-    def __missing__(self, names: tuple[str, str | None]) -> Stage | None:
+    def __missing__(self, names: Names) -> Stage | None:
         """None, for now, if there is more to be said of either: they are not known here, their types cannot be found,
         or there is a time-out."""
         name, following = names
@@ -37,7 +41,8 @@ class Stages(dict[tuple[str, str | None], Stage | None]):
         if step is None or step.timeout is not None or (behind is None and following is not None):
             return None
         try:
-            stage = self[names] = step, step.gives_plain if behind is None else behind.takes_plain
+            plain = step.gives_plain if behind is None else behind.takes_plain
+            stage = self[names] = step, step.state_type, self._engine_of(step), plain
         except (CodecError, RegistrationError):  # it is looked for again, and then it is said
             return None
         return stage
@@ -61,9 +66,9 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
         stage = stages[steps[index], None if index == last else steps[index + 1]]
         if stage is None or not (((place := seat.place) and place.granted) or seat.take_at_once(runner)):
             return True
-        step, plain = stage
+        step, annotation, engine, plain = stage
         try:
-            state = book.state(step.state_type)
+            state = book.state(annotation)
         except (CodecError, RegistrationError):  # it is read again, and then it is said
             return True
         if attempt is None or attempt.used:
@@ -71,7 +76,7 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
         attempt.step = step  # one that nobody has heard of serves again
         runner.attempt = runner.running = attempt
         try:
-            value = await crew.engine(step).run(attempt, state)
+            value = await engine.run(attempt, state)
         except BaseException as error:
             if not attempt.has_raised(error):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Sequence
 from typing import Any
@@ -23,9 +24,24 @@ from longrun import (
     WaitFor,
 )
 from longrun.errors import ContextClosedError, LeaseLostError, StoreUnavailableError
-from longrun.moves import Completed, End, Final, Move, Passed, Passing, ending, is_passing, passing
+from longrun.moves import (
+    Begun,
+    Completed,
+    End,
+    Final,
+    Move,
+    Opening,
+    Passed,
+    Passing,
+    begun,
+    ending,
+    is_passing,
+    loaded_of,
+    opening,
+    passing,
+)
 from longrun.records import ExecutionState
-from longrun.stored import Boundary, Head, Save, Write
+from longrun.stored import Boundary, Head, Loaded, Save, Write
 from longrun.stores.base import Answer
 from longrun.testing import ManualClock
 from longrun.testing.samples import NOW, head, owned
@@ -427,22 +443,41 @@ def plain(record: Any, kind: type) -> Any:
     return kind(**{field.name: getattr(record, field.name) for field in attrs.fields(kind)})
 
 
+def check_lean(record: Any, kind: type) -> None:
+    same = plain(record, kind)
+    assert (record == same, same == record) == (True, True)
+    assert type(attrs.evolve(record)) is kind
+    assert attrs.evolve(record) == record
+    assert type(copy.copy(record)) is kind
+    assert copy.copy(record) == record
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(record)
+
+
 @pytest.mark.parametrize("make", [passing, ending])
 def test_a_lean_record_equals_the_plain_one_and_is_changed_into_it(make: Any) -> None:
     move = make("a", owned("a").head, "one", NOW, b"{}", 3, None)
-    for record, kind in ((move.head, Head), (move.boundary, Boundary), (move, Save)):
-        same = plain(record, kind)
-        assert (record == same, same == record) == (True, True)
-        assert type(attrs.evolve(record)) is kind
-        assert attrs.evolve(record) == record
-        with pytest.raises(TypeError, match="unhashable"):
-            hash(record)
+    check_lean(move.head, Head)
+    check_lean(move.boundary, Boundary)
+    check_lean(move, Save)
     assert move.head != plain(attrs.evolve(move.head, note="another"), Head)
     assert move.head != move.boundary
     assert repr(move.head).startswith(type(move.head).__name__)
 
 
-@pytest.mark.parametrize("kind", [Passing, Completed, Passed, Final, Move, End])
+def test_what_a_start_makes_equals_what_is_loaded_of_it() -> None:
+    head = begun(1, "me", NOW)
+    made = attrs.evolve(owned("a"), head=head, boundary=opening(head, b"{}"))
+    loaded = loaded_of(made)
+    check_lean(head, Head)
+    check_lean(made.boundary, Boundary)
+    check_lean(loaded, Loaded)
+    assert head == Head(state=ExecutionState.RUNNING, fence=1, revision=1, owner="me", seq=1, started=NOW, updated=NOW)
+    assert made.boundary == Boundary(seq=1, kind="start", step=0, started=NOW, ended=NOW, next=0, data=b"{}", size=2)
+    assert loaded.kept == ((1, ()),)
+
+
+@pytest.mark.parametrize("kind", [Begun, Opening, Passing, Completed, Passed, Final, Move, End])
 def test_what_stands_in_the_class_cannot_be_set(kind: type) -> None:
     """So that nobody changes it in one by mistake: it would be gone in the store."""
     record: Any = object.__new__(kind)

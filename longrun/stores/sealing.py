@@ -5,7 +5,7 @@ Place in the life of an execution: checkpoint, claim. What cannot be unsealed do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -21,11 +21,14 @@ class Sealing:
     def __init__(self, seal: Seal) -> None:
         self._seal = seal
 
-    def sealed(self, write: Write) -> Write:
+    def all_sealed(self, writes: Sequence[Write]) -> list[Write]:
+        """Nothing is done, and nobody called, for a move with a small state: of such there is one for every step."""
+        small = self._seal.untouched
+        return [one if isinstance(one, Move) and len(one.data) <= small else self._sealed(one) for one in writes]
+
+    def _sealed(self, write: Write) -> Write:
         seal = self._seal
         if isinstance(write, Move):
-            if len(write.data) <= seal.untouched:
-                return write
             return attrs.evolve(write, boundaries=(self._sealed_boundary(write.id, write.boundary),))
         if isinstance(write, Save):
             if self._needs_no_seal(write):

@@ -76,7 +76,7 @@ class CheckpointStore:
         self.backend = backend
         self.seal = seal or Seal()
         self._sealing = Sealing(self.seal)
-        self._writer = Writer(backend, self._sealing.sealed)
+        self._writer = Writer(backend, self._sealing.all_sealed)
         self._watcher = _Watcher(backend)
         self._users = 0
         self._lock = threading.Lock()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -34,7 +34,8 @@ for every step of every execution."""
 class Writer:
     """The writer thread of one store."""
 
-    def __init__(self, backend: StoreBackend, prepare: Callable[[Write], Write]) -> None:
+    def __init__(self, backend: StoreBackend, prepare: Callable[[Sequence[Write]], list[Write]]) -> None:
+        """`prepare` makes of writes, in their order, what is handed to the backend."""
         self._backend = backend
         self._prepare = prepare
         self._queue: deque[Job] = deque()
@@ -125,9 +126,8 @@ class Writer:
         return batch, self._commit(batch) if first[3] is None else [_outcome(first[3])]
 
     def _commit(self, batch: list[Job]) -> list[Any]:
-        prepare = self._prepare
         try:
-            writes = [prepare(job[2]) for job in batch]  # type: ignore[arg-type]  # a job without a call has a write
+            writes = self._prepare([job[2] for job in batch])  # type: ignore[misc]  # a job without a call has a write
         except Exception:  # some of them: then it is told of each
             return self._commit_some(batch)
         outcome = _outcome(lambda: self._backend.commit(writes))
@@ -140,7 +140,7 @@ class Writer:
         places: list[int] = []
         for place, (_, _, write, _) in enumerate(batch):
             try:
-                writes.append(self._prepare(write))  # type: ignore[arg-type]
+                writes += self._prepare([write])  # type: ignore[list-item]
                 places.append(place)
             except LongrunError as error:
                 answers[place] = error
@@ -155,8 +155,11 @@ class Writer:
     def _deliver(jobs: list[Job], answers: list[Any]) -> None:
         """Tell everybody, with one hop for each loop."""
         told: dict[Loop | None, list[Told]] = {job[1]: [] for job in jobs}
-        for job, answer in zip(jobs, answers, strict=True):
-            told[job[1]].append((job[0], answer))
+        if len(told) == 1:  # the rule
+            told[jobs[0][1]] = list(zip([job[0] for job in jobs], answers, strict=True))
+        else:
+            for job, answer in zip(jobs, answers, strict=True):
+                told[job[1]].append((job[0], answer))
         jobs.clear()  # nothing here keeps anything of what is told from now on
         for loop, theirs in told.items():
             if loop is None:

@@ -191,7 +191,7 @@ class SimulatedStore(CheckpointStore):
     def __init__(self, simulation: Simulation, backend: StoreBackend) -> None:
         super().__init__(backend)
         self._simulation = simulation
-        self._writer = SimulatedWriter(simulation, backend, self._sealing.sealed)
+        self._writer = SimulatedWriter(simulation, backend, self._sealing.all_sealed)
         self._watcher = simulation  # type: ignore[assignment]  # it tells everybody of every change
 
     async def open(self) -> Self:

@@ -18,7 +18,7 @@ from longrun.errors import (
     StoreUnavailableError,
     WriteOrderError,
 )
-from longrun.moves import Move
+from longrun.moves import Move, begun, opening
 from longrun.records import ExecutionState
 from longrun.stored import Create, Head, Owner, Write
 from longrun.stores._sqlite import ready, sql
@@ -26,7 +26,7 @@ from longrun.stores._sqlite.batch import Batch
 from longrun.stores._sqlite.ready import ReadyCreate
 from longrun.stores.sqlite import SQLiteBackend
 from longrun.testing.conformance_move import as_save
-from longrun.testing.samples import change, claim, create, end, move, owned, send, step
+from longrun.testing.samples import NOW, change, claim, create, end, move, owned, send, step
 
 
 @pytest.fixture
@@ -66,7 +66,13 @@ def head_of(backend: SQLiteBackend, id: str) -> Head:
     return found.head
 
 
-A = owned("a")
+def started(id: str, owner: str = "me", *, data: bytes = b"{}", **fields: Any) -> Create:
+    """A new execution as the executor makes it."""
+    head = begun(1, owner, NOW)
+    return attrs.evolve(owned(id, owner, data=data, **fields), head=head, boundary=opening(head, data))
+
+
+A = started("a")
 ONE = move("a", A.head)
 TWO = move("a", ONE.head, keep_from=2)
 END = end("a", TWO.head, keep_from=3)
@@ -75,7 +81,7 @@ AFTER = move("a", NOTED.head)
 LAST = end("a", NOTED.head)
 SHOWN = change("a", TWO.head, head_fields={"note": "half"})
 WOKEN = create("a", head_fields={"owner": "me", "fence": 1, "woken": True})
-ELSEWHERE = owned("a", "you")
+ELSEWHERE = started("a", "you")
 
 RUNS: dict[str, list[list[Write]]] = {
     "a commit each": [[A], [ONE], [TWO], [END]],
@@ -83,8 +89,8 @@ RUNS: dict[str, list[list[Write]]] = {
     "created and ended at once": [[A, end("a", A.head)]],
     "ended twice": [[A], [end("a", A.head), end("a", A.head)]],
     "ended and ended again": [[A], [end("a", A.head), end("a", attrs.evolve(end("a", A.head).head))]],
-    "a start that is refused": [[A, owned("a", data=b"other"), ONE]],
-    "the same in a later commit": [[A], [owned("a", data=b"other"), ONE]],
+    "a start that is refused": [[A, started("a", data=b"other"), ONE]],
+    "the same in a later commit": [[A], [started("a", data=b"other"), ONE]],
     "a message before the end": [[A, ONE, TWO], [send("a"), END]],
     "one that waited": [[A, send("a", key="k")], [ONE, TWO, END]],
     "a message behind the end": [[A, ONE, TWO], [END, send("a")]],
@@ -99,9 +105,14 @@ RUNS: dict[str, list[list[Write]]] = {
     "woken": [[WOKEN], [end("a", WOKEN.head)]],
     "somebody else's": [[ELSEWHERE], [end("a", ELSEWHERE.head)]],
     "nobody's": [[create("a")], [end("a", create("a").head)]],
-    "with a parent": [[owned("a", parent_id="p")], [ONE]],
-    "with no name of a parent": [[owned("a", parent_id="")], [ONE]],
-    "with metadata": [[owned("a", metadata={"k": 1})], [ONE]],
+    "with a parent": [[started("a", parent_id="p")], [ONE]],
+    "with no name of a parent": [[started("a", parent_id="")], [ONE]],
+    "with metadata": [[started("a", metadata={"k": 1})], [ONE]],
+    "with a head like any other": [[owned("a"), owned("b")], [ONE]],
+    "with a state like any other": [[attrs.evolve(A, boundary=owned("a").boundary)], [ONE]],
+    "with no state to speak of": [[started("a", data=b"")], [ONE]],
+    "with a large state": [[started("a", data=bytes(range(256)) * 300)], [ONE]],
+    "with other letters": [[started("a", "Ich 🙂", workflow="Ablauf »ß« 步")], [ONE]],
     "waiting": [[owned("a", state=ExecutionState.WAITING)], [ONE, TWO], [END]],
 }
 
@@ -131,7 +142,7 @@ def test_the_short_way_leaves_what_the_long_way_leaves(
 
 def test_starts_and_ends_of_many_are_one_batch(backend: SQLiteBackend) -> None:
     """More than one statement takes, and of every size."""
-    new = [owned(f"x{n}") for n in range(300)]
+    new = [started(f"x{n}") for n in range(300)]
     ends = [end(one.id, one.head) for one in new]
     assert backend.commit(new[:299]) == [True] * 299
     assert backend.commit([new[299], *ends]) == [True, *[None] * 300]
@@ -140,7 +151,7 @@ def test_starts_and_ends_of_many_are_one_batch(backend: SQLiteBackend) -> None:
 
 
 def test_one_id_is_created_once_in_a_batch(backend: SQLiteBackend) -> None:
-    first, second = owned("a", data=b"first"), owned("a", data=b"second")
+    first, second = started("a", data=b"first"), started("a", data=b"second")
     assert backend.commit([first, second, owned("b"), first]) == [True, False, True, False]
     assert backend.commit([move("a", first.head)]) == [None]
     found = backend.checkpoint("a", 1)

@@ -113,7 +113,7 @@ async def test_a_store_that_was_never_opened_takes_no_write() -> None:
 
 
 def test_a_writer_that_was_never_started_can_be_stopped_and_takes_nothing(backend: Buggy) -> None:
-    made = Writer(backend, lambda write: write)
+    made = Writer(backend, list)
     made.stop()
     answers: list[Any] = []
     with pytest.raises(StoreUnavailableError, match="not open"):
@@ -122,7 +122,7 @@ def test_a_writer_that_was_never_started_can_be_stopped_and_takes_nothing(backen
 
 
 def test_stopping_twice_is_stopping_once() -> None:
-    writer = Writer(MemoryBackend(), lambda write: write)
+    writer = Writer(MemoryBackend(), list)
     writer.stop()
     writer.start()
     writer.stop()
@@ -132,7 +132,7 @@ def test_stopping_twice_is_stopping_once() -> None:
 def test_stopping_waits_for_what_is_queued() -> None:
     """Whoever closes a store knows that its thread has done everything and uses the backend no more."""
     backend, answers = Held(), list[Any]()
-    writer = Writer(backend, lambda write: write)
+    writer = Writer(backend, list)
     writer.start()
     assert writer._thread is not None
     assert writer._thread.daemon  # a program that ends without closing its store does not hang
@@ -149,12 +149,13 @@ def test_stopping_waits_for_what_is_queued() -> None:
 def test_a_write_that_cannot_be_sealed_is_refused_and_the_others_of_its_batch_are_made(backend: Buggy) -> None:
     """I10: what a write is refused for, and no other."""
 
-    def sealed(write: Write) -> Write:
-        if write.id == "secret":
-            raise CodecError("it has no key")
-        if write.id == "broken":
-            raise KeyError("a defect")
-        return write
+    def sealed(writes: Sequence[Write]) -> list[Write]:
+        for write in writes:
+            if write.id == "secret":
+                raise CodecError("it has no key")
+            if write.id == "broken":
+                raise KeyError("a defect")
+        return list(writes)
 
     answers: list[Any] = []
     writer = Writer(backend, sealed)
@@ -175,7 +176,7 @@ def test_what_a_backend_refuses_is_told_in_its_own_words(backend: Buggy) -> None
         raise refusal
 
     answers: list[Any] = []
-    writer = Writer(backend, lambda write: write)
+    writer = Writer(backend, list)
     writer.start()
     writer.call(refuse, answers.append, None)
     writer.call(lambda: 7, answers.append, None)
@@ -198,7 +199,7 @@ class Sneaky(deque[Job]):
 
 
 def test_a_job_that_comes_just_before_the_thread_sleeps_is_done() -> None:
-    writer = Writer(MemoryBackend(), lambda write: write)
+    writer = Writer(MemoryBackend(), list)
     queue = writer._queue = Sneaky()
     first, second = threading.Event(), threading.Event()
     writer.start()
@@ -214,7 +215,7 @@ def test_a_job_that_comes_just_before_the_thread_sleeps_is_done() -> None:
 
 def test_a_writer_without_work_costs_no_processor_time() -> None:
     """One that looked for work without end would get half of the interpreter while this thread is busy."""
-    writer = Writer(MemoryBackend(), lambda write: write)
+    writer = Writer(MemoryBackend(), list)
     writer.start()
     try:
         answered = threading.Event()

@@ -16,7 +16,7 @@ from longrun.errors import (
     SignalQueueFullError,
     WriteOrderError,
 )
-from longrun.moves import End, Move
+from longrun.moves import End
 from longrun.records import ExecutionState
 from longrun.stored import Head, Message, Save, Send
 from longrun.stores import rows
@@ -92,7 +92,7 @@ class Batch:
         """Whether others may want to know: something was sent, created, released, finished."""
 
     def answer(self, readied: Iterable[Ready]) -> list[Answer]:
-        return [self._pass(*one) if isinstance(one, tuple) else self._answer(one) for one in readied]
+        return [self._pass(one) if isinstance(one, tuple) else self._answer(one) for one in readied]
 
     def _answer(self, ready: ReadySave | ReadyStart | ReadyCreate | Send | Unfit) -> Answer:
         if isinstance(ready, ReadySave):
@@ -110,8 +110,9 @@ class Batch:
 
     # judging
 
-    def _pass(self, move: Move, numbers: bytearray, crc: int, *boundary: Any) -> Answer:
+    def _pass(self, ready: pack.ReadyMove) -> Answer:
         """As `_save`, without all that a move or an end cannot have."""
+        move, numbers, crc, seq, passed, words, words_crc, state_crc, blobs, data = ready
         head, row = move.head, self._known.get(move.id)
         revision, owner = head.revision, head.owner
         if row is None or row.fence != head.fence or row.revision != revision - 1:
@@ -120,7 +121,7 @@ class Batch:
             assert not isinstance(answer, Row)
             return answer
         key, keep_from = row.key, move.keep_from
-        self._boundaries += (key, *boundary)
+        self._boundaries += (key, seq, passed, words, words_crc, state_crc, blobs, data)
         if keep_from is not None and keep_from > row.kept:
             self._strips.append((key, row.kept, keep_from))
             row.kept = keep_from

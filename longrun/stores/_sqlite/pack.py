@@ -20,7 +20,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 from zlib import crc32
 
-from longrun.moves import Move
+from longrun.moves import Begun, Move, Opening
 from longrun.records import ExecutionState
 from longrun.stored import Boundary, Head
 from longrun.stores.rows import boundary_place, clean
@@ -31,7 +31,7 @@ _HEAD = struct.Struct("<7q?7d")
 _BOUNDARY = struct.Struct("<6q2d")
 COPIED = 65_536
 """What is larger is bound as it is: then the copy would take longer."""
-ReadyMove = tuple[Move, bytearray, int, *tuple[Any, ...]]
+ReadyMove = tuple[Move, bytearray, int, int, bytearray, str, int, int, str, bytearray]
 """A move, numbers and checksum of its head, and the columns of its boundary behind the key: one object for every step,
 and no class."""
 UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, struct.error)
@@ -80,6 +80,20 @@ def _places(id: str, fence: int, owner: str | None) -> tuple[int, int]:
     """The same for every step of an execution that does not change hands: what the checksums of its heads begin with,
     and, to which the number is still to be added, those of its boundaries."""
     return _place(id, "running", fence, owner, ""), boundary_place(id, 0)
+
+
+def start_columns(id: str, head: Begun, boundary: Opening) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What `head_columns` gives of the first head, with its revision instead of its state, and `boundary_columns` of
+    the first boundary."""
+    head_place, place = _places(id, head.fence, head.owner)
+    at, data, words = head.updated, boundary.data, _names("start", None)
+    place = place + 1 & 0xFFFFFFFF
+    numbers = _HEAD.pack(1, 1, 0, 1, 0, 0, 0, False, at, 0.0, 0.0, at, _NAN, _NAN, _NAN)
+    begun = 1, bytearray(numbers), "", crc32(numbers, head_place)
+    numbers = _BOUNDARY.pack(0, 0, 0, 1, 0, boundary.size, boundary.started, boundary.ended)
+    bound = bytearray(data) if len(data) <= COPIED else data
+    crc = crc32(numbers, crc32(words.encode(), place))
+    return begun, (1, bytearray(numbers), words, crc, crc32(data, place), "", bound)
 
 
 def move_columns(move: Move) -> ReadyMove:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from longrun.errors import NotStorableError
-from longrun.moves import End, Move
-from longrun.records import ExecutionState
+from longrun.moves import Begun, End, Move, Opening
 from longrun.stored import Create, Head, Save, Send, Write
 from longrun.stores import rows
 from longrun.stores._sqlite import pack
@@ -53,17 +52,13 @@ class ReadyStart:
 
     __slots__ = ("columns", "create")
 
-    def __init__(self, create: Create, owner: str) -> None:
-        self.create, d, h = create, create.definition, create.head
+    def __init__(self, create: Create, head: Begun, boundary: Opening) -> None:
+        self.create, d = create, create.definition
         id = d.id
-        _, numbers, words, crc = pack.head_columns(id, h)
         named = id, d.workflow, d.version, d.total, d.queue, d.priority
-        self.columns = (
-            *(*named, d.created, rows.definition_crc((*named, "{}", None, d.created)), h.fence, owner),
-            *(h.revision, numbers, words, crc),
-            *_steps(id, d.steps),
-            *pack.boundary_columns(id, create.boundary),
-        )
+        crc = rows.definition_crc((*named, "{}", None, d.created))
+        begun, opening = pack.start_columns(id, head, boundary)
+        self.columns = (*named, d.created, crc, head.fence, head.owner, *begun, *_steps(id, d.steps), *opening)
 
 
 class ReadyCreate:
@@ -86,11 +81,10 @@ class ReadyCreate:
 
 
 def _ready_create(create: Create) -> ReadyStart | ReadyCreate:
-    d, h = create.definition, create.head
-    runs = h.state is ExecutionState.RUNNING and h.ended is None and not h.woken
-    if not runs or h.owner is None or d.metadata or d.parent_id is not None or create.blobs:
+    d, head, boundary = create.definition, create.head, create.boundary
+    if type(head) is not Begun or type(boundary) is not Opening or d.metadata or d.parent_id is not None:
         return ReadyCreate(create)
-    return ReadyStart(create, h.owner)
+    return ReadyStart(create, head, boundary)
 
 
 class Unfit:
