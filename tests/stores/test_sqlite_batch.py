@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 from longrun.errors import (
+    CorruptDataError,
     ExecutionNotFoundError,
     LeaseLostError,
     NotStorableError,
@@ -331,10 +332,70 @@ def test_an_end_takes_the_place_of_a_damaged_boundary_with_its_number(path: Path
     assert head_of(backend, "a") == last.head
 
 
-def test_ends_are_found_by_their_key(path: Path, backend: SQLiteBackend) -> None:
+def test_steps_that_come_later_are_those_of_each_execution(path: Path, backend: SQLiteBackend) -> None:
+    """I5: also beside one whose definition is damaged, which stays so and is told of."""
+    ids = [f"x{number}" for number in range(50)]
+    new = [owned(id) for id in ids]
+    backend.commit(new)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE execution SET workflow = 'another' WHERE id = 'x7'")
+    named = [
+        change(one.id, one.head, steps=(f"first of {one.id}", *["next"] * n), version=f"v{n}")
+        for n, one in enumerate(new)
+    ]
+    assert backend.commit(named) == [None] * len(ids)
+    for n, id in enumerate(ids):
+        if id == "x7":
+            with pytest.raises(CorruptDataError):
+                backend.load(id)
+            continue
+        loaded = backend.load(id)
+        assert loaded is not None
+        found = loaded.definition
+        assert (found.steps[0], found.total, found.version) == (f"first of {id}", n + 1, f"v{n}")
+
+
+def test_of_two_lists_of_steps_in_a_batch_the_later_one_counts(backend: SQLiteBackend) -> None:
+    new = owned("a")
+    first = change("a", new.head, steps=("one",))
+    backend.commit([new, first, change("a", first.head, steps=("one", "two"))])
+    loaded = backend.load("a")
+    assert loaded is not None
+    assert loaded.definition.steps == ("one", "two")
+    assert loaded.definition.total == 2
+
+
+def test_many_that_change_hands_in_a_batch_each_come_to_their_place(path: Path, backend: SQLiteBackend) -> None:
+    new = [owned(f"x{number}") for number in range(50)]
+    backend.commit(new)
+    states = [ExecutionState.WAITING, ExecutionState.PAUSED, ExecutionState.FAILED]
+    saves = [
+        change(one.id, one.head, head_fields={"state": states[n % 3], "owner": None, "due": float(n)})
+        for n, one in enumerate(new)
+    ]
+    assert backend.commit(saves) == [None] * len(new)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        found = connection.execute("SELECT id, state, owner, wake FROM execution ORDER BY key").fetchall()
+    assert found == [(one.id, states[n % 3].value, None, float(n) if n % 3 == 0 else None) for n, one in enumerate(new)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "table"),
+    [
+        ("FINISH", "execution"),
+        ("MOVE", "execution"),
+        ("GIVE", "execution"),
+        ("SET_NAMED", "execution"),
+        ("SET_STEPS", "steps"),
+    ],
+)
+def test_what_is_written_for_many_is_found_by_its_key(
+    path: Path, backend: SQLiteBackend, statement: str, table: str
+) -> None:
     """I16: whatever statistics somebody had made when there was little."""
     backend.commit([owned(id) for id in "abc"])
+    text = getattr(sql, statement)
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("ANALYZE")
-        plan = connection.execute(f"EXPLAIN QUERY PLAN {sql.for_many(sql.FINISH, 2)}", (1, 5.0, 2, 5.0)).fetchall()
-    assert [row[3] for row in plan if "execution" in row[3]] == ["SEARCH execution USING INTEGER PRIMARY KEY (rowid=?)"]
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {sql.for_many(text, 2)}", [1] * 2 * text.count("?")).fetchall()
+    assert [row[3] for row in plan if table in row[3]] == [f"SEARCH {table} USING INTEGER PRIMARY KEY (rowid=?)"]

@@ -6,8 +6,10 @@ can write beside, so comparing a fence in Python and writing afterwards is one a
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from longrun.errors import (
@@ -78,7 +80,7 @@ class Batch:
         self._starts: list[Any] = []
         self._new_heads: list[Any] = []
         self._steps: list[Any] = []
-        self._set_steps: list[tuple[int, Save, str, int]] = []
+        self._set_steps: dict[int, tuple[Save, str, int]] = {}
         self._heads: list[Any] = []
         self._ended: list[Any] = []
         self._moved: dict[int, Row] = {}
@@ -162,7 +164,7 @@ class Batch:
             columns[start] = key
         self._boundaries += columns
         if ready.steps is not None:
-            self._set_steps.append((key, save, *ready.steps))
+            self._set_steps[key] = save, *ready.steps
         self._change_entries(row, save, ready.put)
         if ready.blobs or save.drop_blobs:
             parts = self._parts(self._blobs, key)
@@ -332,8 +334,8 @@ class Batch:
         self._insert(sql.CREATE, self._creates, MOST_ONCE)
         self._insert(sql.CREATE_HEAD, self._new_heads, MOST_ONCE)
         self._insert(sql.ADD_STEPS, self._steps, MOST_ONCE)
-        for named in self._set_steps:
-            self._write_steps(*named)
+        if self._set_steps:
+            self._write_steps()
         self._write_heads()
         self._write_boundaries()
         self._many(sql.STRIP, self._strips)
@@ -345,18 +347,24 @@ class Batch:
         if self.announce:
             self._connection.execute(sql.ANNOUNCE)
 
-    def _write_steps(self, key: int, save: Save, names: str, crc: int) -> None:
-        """Steps that came later than their definition. A definition that is damaged stays so: its checksum too."""
-        stored_crc, *values = self._connection.execute(sql.DEFINITION_OF, (key,)).fetchone()
-        if fits(lambda: rows.definition_crc(values), stored_crc):
-            version, total = rows.set_named(values, save)
-            self._connection.execute(sql.SET_NAMED, (version, total, rows.definition_crc(values), key))
-        self._connection.execute(sql.SET_STEPS, (names, crc, key))
+    def _write_steps(self) -> None:
+        """Steps that came later than their definitions. A definition that is damaged stays so: its checksum too."""
+        named: list[Any] = []
+        steps: list[Any] = []
+        stored = self._connection.execute(sql.DEFINITIONS_OF, (json.dumps([*self._set_steps]),))
+        for key, stored_crc, *values in stored.fetchall():
+            save, names, crc = self._set_steps[key]
+            steps += (key, names, crc)
+            if fits(partial(rows.definition_crc, values), stored_crc):
+                version, total = rows.set_named(values, save)
+                named += (key, version, total, rows.definition_crc(values))
+        self._insert(sql.SET_NAMED, named, MOST_ONCE)
+        self._insert(sql.SET_STEPS, steps, MOST_ONCE)
 
     def _write_heads(self) -> None:
         self._insert(sql.SAVE_HEAD, self._heads)
         self._insert(sql.FINISH, self._ended, MOST_ONCE)
-        self._many(sql.MOVE, [row.place() for row in self._moved.values()])
+        self._insert(sql.MOVE, [column for row in self._moved.values() for column in row.place()], MOST_ONCE)
 
     def _write_boundaries(self) -> None:
         try:

@@ -36,7 +36,7 @@ class Given:
         way."""
         self._heads: list[Any] = []
         self._owners: list[Any] = []
-        self._moved: list[Row] = []
+        self._moved: list[Any] = []
 
     def add(self, found: Found, loaded: Loaded, owner: str) -> None:
         head = loaded.head
@@ -44,14 +44,14 @@ class Given:
         row = self._changed(found, head, len(loaded.messages))
         row.entries = bool(loaded.entries)
         if loaded.damage:
-            self._moved.append(row)
+            self._moved += row.place()
         else:
             self._owners += (row.key, row.fence, owner, row.messages, row.wake)
         self.loaded.append(loaded)
         self.rows[found.id] = row
 
     def block(self, found: Found, head: Head, messages: int) -> None:
-        self._moved.append(self._changed(found, head, messages))
+        self._moved += self._changed(found, head, messages).place()
         self.blocked.append(found.id)
 
     def _changed(self, found: Found, head: Head, messages: int) -> Row:
@@ -74,7 +74,7 @@ class Given:
     def write(self, connection: sqlite3.Connection) -> None:
         insert(connection, sql.SAVE_HEAD, self._heads)
         insert(connection, sql.GIVE, self._owners, MOST_ONCE)
-        connection.executemany(sql.MOVE, [row.place() for row in self._moved])
+        insert(connection, sql.MOVE, self._moved, MOST_ONCE)
 
 
 def give(connection: sqlite3.Connection, claim: Claim, now: float) -> Given:

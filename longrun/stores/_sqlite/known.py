@@ -50,7 +50,7 @@ class Row:
         """For `MOVE`."""
         woken = 1 if self.woken else 0
         messages = self.messages, self.last_message
-        return self.state, self.fence, self.owner, self.ended, woken, *messages, self.wake, self.key
+        return self.key, self.state, self.fence, self.owner, self.ended, woken, *messages, self.wake
 
 
 class Known:

@@ -154,28 +154,38 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '{}', 'running', 0, 0, 0, 0.0)
 """As `CREATE`, for what runs at once and has neither parent nor metadata."""
 CREATE_HEAD = "INSERT INTO head (execution, revision, kept, numbers, words, crc) VALUES (?, ?, 0, ?, ?, ?)"
 ADD_STEPS = "INSERT INTO steps (execution, names, crc) VALUES (?, ?, ?)"
-DEFINITION_OF = f"SELECT definition_crc, {DEFINITION} FROM execution WHERE key = ?"
-SET_NAMED = "UPDATE execution SET version = ?, total = ?, definition_crc = ? WHERE key = ?"
-SET_STEPS = "UPDATE steps SET names = ?, crc = ? WHERE execution = ?"
+DEFINITIONS_OF = f"""
+SELECT key, definition_crc, {DEFINITION} FROM execution WHERE key IN (SELECT value FROM json_each(?))
+"""
+SET_NAMED = """
+UPDATE execution NOT INDEXED SET version = one.column2, total = one.column3, definition_crc = one.column4
+FROM (VALUES (?, ?, ?, ?)) AS one WHERE key = one.column1
+"""
+"""By the key in any case, as all that is updated with many rows in one statement: statistics of a table that was small
+once let SQLite search for it elsewhere."""
+SET_STEPS = """
+UPDATE steps NOT INDEXED SET names = one.column2, crc = one.column3
+FROM (VALUES (?, ?, ?)) AS one WHERE execution = one.column1
+"""
 SAVE_HEAD = "INSERT OR REPLACE INTO head (revision, kept, numbers, words, crc, execution) VALUES (?, ?, ?, ?, ?, ?)"
 MOVE = """
-UPDATE execution
-SET state = ?, fence = ?, owner = ?, ended = ?, woken = ?, messages = ?, last_message = ?, wake = ?
-WHERE key = ?
+UPDATE execution NOT INDEXED
+SET state = one.column2, fence = one.column3, owner = one.column4, ended = one.column5, woken = one.column6,
+    messages = one.column7, last_message = one.column8, wake = one.column9
+FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)) AS one WHERE key = one.column1
 """
 GIVE = """
 UPDATE execution NOT INDEXED
 SET fence = one.column2, owner = one.column3, woken = 0, messages = one.column4, wake = one.column5
 FROM (VALUES (?, ?, ?, ?, ?)) AS one WHERE key = one.column1
 """
-"""As `MOVE`, for what is claimed and is otherwise as it was. By the key in any case: statistics of a table that was
-small once let SQLite search for it elsewhere."""
+"""As `MOVE`, for what is claimed and is otherwise as it was."""
 FINISH = """
 UPDATE execution NOT INDEXED
 SET state = 'completed', owner = NULL, ended = one.column2, woken = 0, messages = 0, wake = NULL
 FROM (VALUES (?, ?)) AS one WHERE key = one.column1
 """
-"""As `MOVE`, for what comes to its end. By the key in any case, as above."""
+"""As `MOVE`, for what comes to its end."""
 ADD_BOUNDARY = """
 INSERT INTO boundary (execution, seq, numbers, words, crc, state_crc, blobs, data)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
