@@ -20,8 +20,11 @@ from longrun.port import Port
 from longrun.records import Progress
 
 T = TypeVar("T")
-LOOK_EVERY = 0.004
-"""Seconds between two looks; also how long a loop without any await of its own keeps other tasks waiting."""
+LOOK_EVERY = 0.006
+"""Seconds between two looks; also how long a loop without any await of its own keeps other tasks waiting. Longer than
+the interpreter's switch interval (5 ms): a thread that waits for the interpreter begins to count anew whenever that is
+let go for a moment, as it is at each look. Were that more often, no other thread might ever get it: no reader, no
+writer, and not the one that renews the lease."""
 BUILT_IN = (list, tuple, range, str, bytes)
 
 Obey = Callable[[], Awaitable[None]]
