@@ -153,8 +153,10 @@ class FileBackend(StoreBackend):
                 parts.writes.journals.ring()
 
     def register(self, owner: Owner, ttl: float) -> None:
+        parts = self._writable
         with _Guarded("an owner cannot be registered"):
-            owners.register(self._writable.place, self._clock, owner, ttl)
+            owners.register(parts.place, self._clock, owner, ttl)
+        parts.finished.believe_notes()  # the first renewal has them proven
 
     def renew(self, owner: str, ttl: float) -> bool:
         parts = self._writable

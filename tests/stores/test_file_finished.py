@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from longrun.records import ExecutionState
-from longrun.stored import QUEUE_WORKFLOW, Query, Stored
+from longrun.stored import QUEUE_WORKFLOW, Owner, Query, Stored
 from longrun.stores._file import done as index
 from longrun.stores._file import skim
 from longrun.stores._file.disk import Disk
@@ -18,6 +21,7 @@ from longrun.testing.samples import NOW, create, owned
 from tests.stores.file_tools import created, opened
 
 COMPLETED, BLOCKED = ExecutionState.COMPLETED, ExecutionState.BLOCKED
+ME = Owner(id="me", life={}, remaining=0)
 INTERRUPTED = frozenset({ExecutionState.RUNNING, ExecutionState.RESUMING, ExecutionState.PAUSED, BLOCKED})
 
 
@@ -84,11 +88,16 @@ def test_a_name_that_json_spells_otherwise_is_found(path: Path) -> None:
         assert found(backend, workflows=frozenset({'déjà "vu"\n'})) == ["y"]
 
 
-def test_what_is_damaged_in_both_places_is_listed_as_blocked(path: Path) -> None:
-    """I5: an index with a damaged line says nothing of what it does not hold."""
+def damage(path: Path) -> None:
+    """Both the journal of one and its line in the index."""
     (path / "done" / "x3.jsonl").write_bytes(b"")
     lines = (path / "finished.jsonl").read_bytes()
     (path / "finished.jsonl").write_bytes(lines.replace(b'"id":"x3"', b'"id":"x9"'))
+
+
+def test_what_is_damaged_in_both_places_is_listed_as_blocked(path: Path) -> None:
+    """I5: an index with a damaged line says nothing of what it does not hold."""
+    damage(path)
     backend = FileBackend(path)
     with opened(backend):
         assert found(backend, states=frozenset({BLOCKED})) == ["x3"]
@@ -110,9 +119,11 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return lines
 
 
-def look_for_nothing(path: Path) -> None:
+def look_for_nothing(path: Path, *, owns: bool = False) -> None:
     backend = FileBackend(path)
     with opened(backend):
+        if owns:
+            backend.register(ME, 60.0)
         assert found(backend, workflows=frozenset({QUEUE_WORKFLOW})) == []
 
 
@@ -141,17 +152,115 @@ def test_a_note_on_the_index_may_be_lost_or_torn(path: Path, compared: list[byte
     assert len(compared) == 12
 
 
+def noted(path: Path) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads((path / "finished.sum").read_text())
+    return {name: fields[name] for name in ("kind", "size", "sum", "end", "free")}
+
+
+def note(path: Path, fields: dict[str, Any]) -> None:
+    (path / "finished.sum").write_bytes(pack(Identity("", 0), 1, fields))
+
+
 @pytest.mark.parametrize(
-    "fields", [{"size": 10**18}, {"size": "x"}, {"size": -5, "sum": 0}, {"sum": None}, {"size": 7, "sum": 0}]
+    "fields",
+    [
+        {"size": 10**18},
+        {"size": "x"},
+        {"size": -5, "sum": 0},
+        {"size": 7, "sum": 0},
+        {"end": None},
+        {"free": None},
+        {"free": ["x"]},
+        {"free": {"x": "y"}},
+        {"free": {"x": -1}},
+        {"free": {"x": 10**18}},
+    ],
 )
+@pytest.mark.parametrize("owns", [True, False])
 def test_a_note_that_says_something_else_is_not_believed(
-    path: Path, compared: list[bytes], fields: dict[str, Any]
+    path: Path, compared: list[bytes], fields: dict[str, Any], owns: bool
 ) -> None:
+    look_for_nothing(path, owns=owns)
+    note(path, noted(path) | fields)
+    look_for_nothing(path, owns=owns)
+    assert len(compared) == 12
+
+
+@pytest.mark.parametrize("number", [1, None])
+def test_whoever_only_looks_does_not_believe_a_checksum(path: Path, compared: list[bytes], number: int | None) -> None:
     look_for_nothing(path)
-    size = (path / "finished.jsonl").stat().st_size
-    (path / "finished.sum").write_bytes(pack(Identity("", 0), 1, {"kind": "sound", "size": size, "sum": 1} | fields))
+    note(path, noted(path) | {"sum": number})
     look_for_nothing(path)
     assert len(compared) == 12
+
+
+@pytest.mark.usefixtures("compared")
+def test_a_note_about_another_index_is_not_believed(path: Path, tmp_path: Path) -> None:
+    """By whoever runs executions: the directory was brought back from a copy, say."""
+    backend, late = FileBackend(path), frozenset({"late"})
+    with opened(backend):
+        assert found(backend, workflows=late) == []
+    another = FileBackend(tmp_path / "another")
+    with opened(another):
+        created(another, create("z0", COMPLETED, workflow="late"))
+    with opened(another):
+        created(another, *[create(f"y{n}", COMPLETED) for n in range(9)])
+    (tmp_path / "another" / "finished.sum").write_bytes((path / "finished.sum").read_bytes())
+    with opened(another):
+        another.register(ME, 60.0)
+        assert found(another, workflows=late) == ["z0"]
+
+
+class IndexDisk(Disk):
+    """Counts the bytes of the index that are read."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        data = super().pread(fd, size, offset)
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("finished.jsonl"):
+            self.read += len(data)
+        return data
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the names of open files")
+def test_an_owner_starts_without_reading_what_was_noted(
+    path: Path, compared: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(skim, "END_SIZE", 10)
+    look_for_nothing(path)
+    disk = IndexDisk()
+    backend = FileBackend(path, disk=disk)
+    with opened(backend):
+        backend.register(ME, 60.0)
+        assert found(backend, workflows=frozenset({QUEUE_WORKFLOW})) == []
+        assert disk.read == 10
+        backend.renew(ME.id, 60.0)
+        backend._open.writes.janitor.tidy()
+        assert disk.read == 10 + (path / "finished.jsonl").stat().st_size
+        backend.renew(ME.id, 60.0)
+        backend._open.writes.janitor.tidy()
+        assert disk.read == 10 + (path / "finished.jsonl").stat().st_size, "once is enough"
+    assert len(compared) == 6
+
+
+def test_what_an_owner_believed_is_compared_when_it_renews_its_lease(
+    path: Path, compared: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I5"""
+    monkeypatch.setattr(skim, "END_SIZE", 10)
+    backend, blocked = FileBackend(path), frozenset({BLOCKED})
+    with opened(backend):
+        assert found(backend, states=blocked) == []
+    damage(path)
+    with opened(backend):
+        backend.register(ME, 60.0)
+        assert found(backend, states=blocked) == [], "the answer was noted when it was true"
+        backend.renew(ME.id, 60.0)
+        backend._open.writes.janitor.tidy()
+        assert found(backend, states=blocked) == ["x3"]
+    assert list((path / "quarantine").iterdir())
 
 
 def test_damage_in_what_was_noted_as_sound_is_found(path: Path, compared: list[bytes]) -> None:

@@ -130,6 +130,19 @@ class Finished:
             return True
         return self._skim.lacks(_texts(query))
 
+    def believe_notes(self) -> None:
+        """Whoever runs executions starts at once, and has `prove` called when there is time for it."""
+        self._skim.believes = True
+
+    @property
+    def is_proven(self) -> bool:
+        return self._skim.is_proven
+
+    def prove(self) -> None:
+        """Compare with its checksum what a note told of the index, and make anew what does not fit."""
+        if not self._skim.prove():
+            self._mend()
+
     def checked(self, stored: Stored) -> Stored:
         """What the index says of one that is shown. If its journal cannot be read, its reason is what `load` raises."""
         id = stored.definition.id

@@ -7,7 +7,7 @@ Place in the life of an execution: before all of it. ::
                      life: it says that the id is taken and, once it is over, where to look for the newest one
     done/            NAME.jsonl, the last journal of what is finished; NAME.inbox, its messages
     finished.jsonl   a summary of each journal in done/
-    finished.sum     how much of that was found sound, and a checksum of it; may be missing
+    finished.sum     how much of that was found sound, a checksum of it, and what it does not hold; may be missing
     history/         rows of old checkpoints, moved out of journals that grew
     inbox/           messages that wait
     owners/          one file a process; its time of change is the moment its lease runs out

@@ -41,11 +41,12 @@ class Janitor:
     def tidy_soon(self, *, now: bool = False) -> None:
         """Start, when enough has come together; `now`, if there is anything."""
         old, ended = len(self._over), len(self._catalog.finished)
-        if old < TIDY_OVER and ended < TIDY_FINISHED and not (now and (old or ended)):
+        anything = old or ended or not self._finished.is_proven
+        if old < TIDY_OVER and ended < TIDY_FINISHED and not (now and anything):
             return
         if self._tidying is None or self._tidying.done():
             over, self._over = self._over, {}
-            self._tidying = self._thread.submit(self._tidy, over)
+            self._tidying = self._thread.submit(self._tidy, over, prove=now)
 
     def tidy(self) -> None:
         """Do all of it now."""
@@ -54,7 +55,7 @@ class Janitor:
         over, self._over = self._over, {}
         self._tidy(over)
 
-    def _tidy(self, over: dict[str, Over]) -> None:
+    def _tidy(self, over: dict[str, Over], *, prove: bool = False) -> None:
         place, catalog = self._place, self._catalog
         with contextlib.suppress(OSError, LongrunError):
             with catalog.lock:
@@ -67,3 +68,5 @@ class Janitor:
             for start in range(0, len(ended), MOVE_CHUNK):
                 for entry in move_away(place, self._finished, ended[start : start + MOVE_CHUNK]):
                     catalog.moved(entry)
+            if prove:
+                self._finished.prove()
