@@ -83,9 +83,10 @@ class ManualClock(Clock):
         timer = self._set_timer(seconds, lambda: loop.call_soon(rung.set))
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_end_at, event, tasks.cancel_scope)
-                await self._until_rung(rung)
-                tasks.cancel_scope.cancel()
+                for end in (event, rung):
+                    tasks.start_soon(_end_at, end, tasks.cancel_scope)
+                if self._autojump:
+                    await self._jump_when_quiet()
         finally:
             self._remove(timer)
         return event.is_set()
@@ -115,13 +116,9 @@ class ManualClock(Clock):
             return False
         return True
 
-    async def _until_rung(self, rung: anyio.Event) -> None:
-        if not self._autojump:
-            await rung.wait()
-        while not rung.is_set():
-            with anyio.move_on_after(QUIET):
-                await rung.wait()
-                return
+    async def _jump_when_quiet(self) -> None:
+        while True:
+            await anyio.sleep(QUIET)
             await anyio.wait_all_tasks_blocked()
             self._jump()
 
