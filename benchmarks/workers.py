@@ -29,7 +29,7 @@ STEPS = 10
 WAVE = 1000
 CLAIMED_AT_ONCE = 100
 CLAIMS = 9
-WORKERS = {"one worker": 1, "four workers": 4}
+WORKERS = {"one worker": 1, "two workers": 2, "four workers": 4}
 QUEUED = {"few": "few", "prepare-many": "many"}
 
 
@@ -127,6 +127,14 @@ def rows(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
             **common,
         ),
         Row(
+            what=f"two workers, {sizes['executions']:,} × {STEPS} steps",
+            unit="steps/s",
+            ours=column(samples, "two workers", "steps_per_s"),
+            bare=column(samples, "one worker", "steps_per_s"),
+            bare_name="one worker",
+            **common,
+        ),
+        Row(
             what=f"a claim with {sizes['many']:,} queued",
             unit="µs an execution",
             ours=column(samples, "many", "us"),
@@ -142,7 +150,7 @@ JOBS = {
     "J9": Job(
         name="J9",
         title="four worker processes against one; claims with much queued",
-        roles=("four workers", "one worker", "many", "few"),
+        roles=("four workers", "two workers", "one worker", "many", "few"),
         lasting=("many",),
         measure=measure,
         rows=rows,

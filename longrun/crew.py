@@ -47,6 +47,12 @@ AT_ONCE = 0.05
 RESTING = frozenset({State.PAUSED, State.WAITING, State.INITIALIZED})
 
 
+LEFT_OPEN = (
+    "a step has left a cancel scope open, which cut short what came behind it: an async generator with a time limit"
+    " around its yield does that"
+)
+
+
 class Crew(Starting):
     """Everything that runs here."""
 
@@ -258,6 +264,9 @@ class Crew(Starting):
         if isinstance(error, LongrunError):  # refused for good by the store, or it cannot be stored
             self.log.error("execution.stopped", execution=runner.id, error_type=kind)  # a traceback may quote a state
             return str(error)
+        if isinstance(error, RuntimeError) and "cancel scope" in str(error).lower():  # anyio says so, and trio
+            self.log.error("step.left_open", execution=runner.id, error_type=kind)
+            return LEFT_OPEN
         self.log.error("runner.defect", execution=runner.id, error_type=kind, exc_info=error)
         return f"longrun itself failed: {kind}"
 

@@ -207,7 +207,7 @@ async def test_a_step_that_a_scope_left_open_has_cut_did_not_end(steps: tuple[An
     on_event = (lambda event: None) if watched else None
     async with Executor(registry, store=MemoryCheckpointStore(), on_event=on_event) as executor:
         run = await executor.start("work", {}, id="x")
-        with pytest.raises(ExecutionBlockedError):
+        with pytest.raises(ExecutionBlockedError, match="a step has left a cancel scope open"):
             await run.result(timeout=10.0)
         ended = [record.name for record in await executor.steps("x") if record.kind in ("step", "finish")]
         assert ended == [step.__name__ for step in steps if step is leaves_one_open]
