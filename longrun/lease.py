@@ -51,11 +51,16 @@ class LeaseKeeper:
         self._stopping = threading.Event()
         self._nudge = threading.Event()
         self._thread = threading.Thread(target=self._run, name="longrun-lease", daemon=True)
-        self.held_until = 0.0
+        self.held_until = -math.inf
         """By the monotonic clock: until then nobody takes what is owned here from somebody who lives. Later it may
         belong to others, and have ended there."""
+        self._until = -math.inf
+        """The same for the lease alone, whatever it has cost that it had run out."""
+        self._lapses = 0
+        """How often it has run out."""
+        self._mutex = threading.Lock()
         self._checking = False
-        """Whether it is being found out what a lease that had run out has cost."""
+        """Whether it is being found out what that has cost."""
         self._asking = False
         """Whether a renewal has no answer yet: while the store is away, others behind it would only pile up."""
         life = lock.life
@@ -66,24 +71,42 @@ class LeaseKeeper:
         self._thread.start()
 
     async def hold(self) -> None:
-        self.checked(await self.register())
+        await self.begin_anew()
+        self.held_until = self._until
 
-    async def register(self) -> float:
-        """Store the owner with a new lease; when that began."""
-        asked = self._clock.monotonic()
+    async def begin_anew(self) -> int:
+        """Store the owner with a new lease; how often one has run out before."""
+        asked, lapses = self._clock.monotonic(), self._lapses
+        await self._register()
+        self._until = asked + self._ttl
+        return lapses
+
+    async def _register(self) -> None:
         await self._store.register(self.owner, self._ttl)
-        return asked
 
     async def show(self, workflows: tuple[str, ...]) -> None:
         """Let others know which workflows are known here, if there are more than at the start."""
         if len(workflows) != len(self.owner.workflows):
             self.owner = attrs.evolve(self.owner, workflows=workflows)
-            await self.register()
+            await self._register()
 
-    def checked(self, since: float) -> None:
-        """What is still owned here has been so since then. If that could not be found out (minus infinity), it is asked
-        again at the next beat."""
-        self.held_until, self._checking = since + self._ttl, False
+    def checked(self, lapses: int | None) -> None:
+        """What is owned here now has been so since the lease ran out for the last time, which was known to be so often;
+        or that could not be found out (None), and is tried again at the next beat."""
+        with self._mutex:
+            self._checking = False
+            if lapses is None:
+                self._until = -math.inf
+            elif lapses == self._lapses:
+                self.held_until = self._until
+            else:
+                self._doubt()
+
+    def _doubt(self) -> None:
+        self.held_until = -math.inf
+        if not self._checking:
+            self._checking = True
+            self._loop.call_soon(self._lost)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -118,13 +141,14 @@ class LeaseKeeper:
         self._asking = False
         if isinstance(answer, LongrunError) or self._stopping.is_set():
             return
-        if answer is not False and self._clock.monotonic() <= self.held_until:
-            self.held_until = asked + self._ttl
-            return
-        self.held_until = -math.inf
-        if not self._checking:
-            self._checking = True
-            self._loop.call_soon(self._lost)
+        with self._mutex:
+            lapsed = answer is False or self._clock.monotonic() > self._until
+            self._until = asked + self._ttl
+            if lapsed:
+                self._lapses += 1
+                self._doubt()
+            elif not self._checking:
+                self.held_until = self._until
 
 
 class Holder(Protocol):
@@ -149,27 +173,30 @@ class Held(Protocol):
 
 async def check_ownership(holder: Holder, keeper: LeaseKeeper) -> None:
     """After a lost lease: what is still ours goes on, the rest stops."""
-    since = -math.inf
+    known: int | None = None
     try:
-        asked = await keeper.register()
+        lapses = await keeper.begin_anew()
         for id, runner in list(holder.runners.items()):
             if not await _still_ours(holder.store, id, runner.head):
                 runner.lose()
         for id, head in list(holder.resting.items()):
             if not await _still_ours(holder.store, id, head):
                 holder.resting.pop(id, None)
-        since = asked
+        known = lapses
     except LongrunError as error:
         holder.log.warning("lease.check_failed", problem=str(error))
-    keeper.checked(since)
-    for runner in holder.runners.values():
-        runner.nudge()
+    except Exception as error:  # a defect, of a store's perhaps, must not take the executions along
+        holder.log.exception("lease.check_defect", error_type=type(error).__name__)
+    finally:
+        keeper.checked(known)
+        for runner in holder.runners.values():
+            runner.nudge()
 
 
 async def _still_ours(store: CheckpointStore, id: str, head: Head) -> bool:
-    """By the fence. Of one that cannot be read nobody can tell, so that its next write decides."""
+    """By the fence, for which no key is needed. Of one that cannot be read nobody can tell: its next write decides."""
     try:
-        return (await store.load(id)).head.fence == head.fence
+        return (await store.head(id)).fence == head.fence
     except ExecutionNotFoundError:
         return False
     except CodecError:

@@ -204,7 +204,7 @@ async def test_a_check_of_ownership_that_failed_is_made_again_at_the_next_beat()
         await program.begun.wait()
         dead = frozenset([executor.owner])
         await store.claim(Claim(owner="another", now=clock.now(), states=UNFINISHED, ids=("a",), dead=dead))
-        store.fail("load")
+        store.fail("head")
         with anyio.fail_after(PATIENCE), capture_logs() as lines:
             clock.advance(executor.config.lease_ttl + 1)
             while "lease.check_failed" not in [line["event"] for line in lines]:
@@ -286,6 +286,52 @@ async def test_steps_go_on_when_a_lease_that_had_run_out_is_held_again():
     assert c.log == ["one 1", "one 2"]
 
 
+async def test_a_check_of_ownership_that_takes_longer_than_the_lease_comes_to_an_end():
+    """The lease is renewed meanwhile."""
+    registry = StepRegistry()
+    store = FaultyStore(MemoryCheckpointStore())
+    config = ExecutorConfig(heartbeat_interval=0.05, lease_ttl=0.2)
+    begun, go = anyio.Event(), anyio.Event()
+
+    async def work(state: int) -> int:
+        begun.set()
+        await go.wait()
+        return state + 1
+
+    async def after(state: int) -> int:
+        return state + 1
+
+    registry.workflow("work", [registry.register("work", work), registry.register("after", after)])
+    async with Executor(registry, store=store, config=config) as executor:
+        with anyio.fail_after(PATIENCE), capture_logs() as lines:
+            run = await executor.start("work", 0)
+            await begun.wait()
+            store.delay("head", seconds=0.5)
+            await store.unregister(executor.owner)
+            while "lease.lost" not in [line["event"] for line in lines]:
+                await store.ping()
+            go.set()
+            assert await run.result() == 2
+    assert store.fired["head"] == 1
+    assert [line["event"] for line in lines].count("lease.lost") == 1
+
+
+async def test_a_defect_met_in_a_check_of_ownership_keeps_nobody_waiting():
+    store = FaultyStore(MemoryCheckpointStore())
+    program = Program()
+    config = ExecutorConfig(heartbeat_interval=0.05, lease_ttl=0.2)
+    async with Executor(program.registry, store=store, config=config) as executor:
+        with anyio.fail_after(PATIENCE), capture_logs() as lines:
+            run = await executor.start("work", 0)
+            await program.begun.wait()
+            store.fail("head", error=RecursionError("a defect"))
+            await store.unregister(executor.owner)
+            while "lease.check_defect" not in [line["event"] for line in lines]:
+                await store.ping()
+            program.go.set()
+            assert await run.result() == 2
+
+
 async def test_behind_a_step_that_outlasted_the_lease_it_is_first_seen_whose_the_execution_is():
     """I2: its write was in time, but the next one may have been made by somebody else."""
     clock = ManualClock()
@@ -293,12 +339,12 @@ async def test_behind_a_step_that_outlasted_the_lease_it_is_first_seen_whose_the
     looks: list[int] = []
 
     async def work(state: int) -> int:
-        looks.append(store.calls["load"])
+        looks.append(store.calls["head"])
         clock.advance(31)
         return state + 1
 
     async def after(state: int) -> int:
-        looks.append(store.calls["load"])
+        looks.append(store.calls["head"])
         return state + 1
 
     registry = StepRegistry()

@@ -32,7 +32,7 @@ from longrun.lease import check_ownership
 from longrun.records import ExecutionState
 from longrun.registry import AD_HOC
 from longrun.seal import Seal
-from longrun.stored import Claim, Loaded, Query, Stored
+from longrun.stored import Claim, Head, Loaded, Query, Stored
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
 from longrun.sweep import AT_ONCE, HIDDEN, SHORTEST
@@ -298,18 +298,18 @@ async def test_one_that_is_gone_does_not_hide_the_loss_of_the_others(
     async with Executor(program.registry, store=store, config=QUIET) as executor:
         for id in ("deleted", "taken", "unreadable"):
             await executor.start("work", 1, id=id)
-        usual = store.load
+        usual = store.head
 
-        async def load(id: str) -> Loaded:
+        async def head(id: str) -> Head:
             if id == "deleted":
                 raise ExecutionNotFoundError(id)
             if id == "unreadable":
                 raise CorruptDataError(id, "no")
-            loaded = await usual(id)
-            return attrs.evolve(loaded, head=attrs.evolve(loaded.head, fence=loaded.head.fence + 1))
+            found = await usual(id)
+            return attrs.evolve(found, fence=found.fence + 1)
 
         runners = dict(executor.runners)
-        monkeypatch.setattr(store, "load", load)
+        monkeypatch.setattr(store, "head", head)
         await check_ownership(executor, executor.keeper)
         with anyio.fail_after(PATIENCE):
             for id in ("deleted", "taken"):
