@@ -19,7 +19,7 @@ Function = Any
 )
 def lost_lease_renewed() -> None:
     """A renewal that comes after the lease had run out is taken for a good one."""
-    edit("longrun.lease", "LeaseKeeper._renewed", "self._loop.call_soon(self._lost)", "pass")
+    edit("longrun.lease", "LeaseKeeper._renewed", " or self._clock.monotonic() > self._until", "")
 
 
 @bug(
