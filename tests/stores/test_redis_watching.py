@@ -15,18 +15,21 @@ from longrun.testing.conformance_base import created
 from longrun.testing.samples import owned, send
 from tests.servers import RedisServer, Source
 
+CLIENTS: dict[str, dict[str, int]] = {
+    "RESP2": {"protocol": 2},
+    "RESP3": {"protocol": 3},
+    "with health checks": {"health_check_interval": 1},
+}
 
-@pytest.fixture(params=[(2, True), (3, True), (2, False)], ids=["RESP2", "RESP3", "by the driver"])
+
+@pytest.fixture(params=CLIENTS)
 def backend(redis_server: RedisServer | Source, request: pytest.FixtureRequest) -> Iterator[RedisBackend]:
     assert redis_server.url is not None
-    protocol, directly = request.param
-    with redis.Redis.from_url(redis_server.url, protocol=protocol) as client:
+    with redis.Redis.from_url(redis_server.url, **CLIENTS[request.param]) as client:
         backend = RedisBackend(client, prefix=f"test:{uuid.uuid4().hex}")
         backend.open()
         while backend.wait(0.1):
             pass
-        if not directly:
-            backend._watch._socket = None
         yield backend
         backend.close()
         client.delete(*client.scan_iter(match=backend._link.base + b"*", count=1000))
@@ -36,6 +39,14 @@ def test_what_it_writes_itself_is_no_news(backend: RedisBackend) -> None:
     for n in range(30):
         created(backend, owned(f"x{n}"))
     assert not backend.wait(0.2)
+
+
+def test_who_hears_nothing_asks_nothing(backend: RedisBackend) -> None:
+    """But for the health checks that were asked for, one a second, whose answers are no news."""
+    client = backend._link.client
+    before = client.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"]
+    assert not backend.wait(2.5)
+    assert client.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"] - before <= 6
 
 
 def test_what_another_writes_among_that_is_news(backend: RedisBackend) -> None:

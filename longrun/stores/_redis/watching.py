@@ -26,7 +26,7 @@ class Watch:
         self._link = link
         self._subscription: Any = None
         self._socket: Any = None
-        """That of the subscription; None if the driver keeps it elsewhere: then that reads from it."""
+        """That of the subscription; None if the driver is to read from it."""
         self._no_news: tuple[bytes, ...] = ()
         """What this store says itself, as it is heard, and what is said by who only tries whether he may."""
         self._piece = b""
@@ -64,7 +64,10 @@ class Watch:
         try:
             subscription.subscribe(self._link.channel)
             subscription.get_message(timeout=LOOK)
-            self._socket = getattr(subscription.connection, "_sock", None)
+            checked = getattr(
+                subscription.connection, "health_check_interval", 0
+            )  # its answers are for the driver to read
+            self._socket = None if checked else getattr(subscription.connection, "_sock", None)
             if self._socket is not None:
                 self._socket.settimeout(LOOK)
         except BaseException:
@@ -90,7 +93,6 @@ class Watch:
             message = self._subscription.get_message(timeout=LOOK)
             said = message is not None and message["type"] == "message"
             return _as_passed_on(self._link.channel, message["data"])[0] if said else b""
-        self._subscription.check_health()
         try:
             received: bytes = self._socket.recv(AT_ONCE)
         except TimeoutError:
