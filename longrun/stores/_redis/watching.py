@@ -64,10 +64,9 @@ class Watch:
         try:
             subscription.subscribe(self._link.channel)
             subscription.get_message(timeout=LOOK)
-            checked = getattr(
-                subscription.connection, "health_check_interval", 0
-            )  # its answers are for the driver to read
-            self._socket = None if checked else getattr(subscription.connection, "_sock", None)
+            connection = subscription.connection
+            is_checked = getattr(connection, "health_check_interval", 0)  # the answers are for the driver to read
+            self._socket = None if is_checked else getattr(connection, "_sock", None)
             if self._socket is not None:
                 self._socket.settimeout(LOOK)
         except BaseException:
