@@ -90,7 +90,8 @@ class Book:
             self._ledger = Ledger(loaded.entries)
         self._loop, self._bus = executor.loop, executor.bus
         self.outbox = Outbox(executor, self.id, executor.loop, self)
-        self._value = value
+        self.value = value
+        """What the last step returned, until the next has received it."""
         self._crossed: Boundary | Move = loaded.boundary
         self._blobs = loaded.blobs
         self._snapshots = Snapshots(executor.config.retention.history)
@@ -146,9 +147,10 @@ class Book:
 
     def state(self, annotation: Any) -> Any:
         """What a step receives: the object just returned, once; after that always decoded anew."""
-        value, self._value = self._value, MISSING
-        if value is not MISSING and not self._executor.strict:
-            return value
+        value, self.value = self.value, MISSING
+        return self.stored_state(annotation) if value is MISSING or self._executor.strict else value
+
+    def stored_state(self, annotation: Any) -> Any:
         boundary = self._boundary
         return decode_state(boundary.data or b"null", self._blobs, bool(boundary.blobs), annotation)
 
@@ -264,7 +266,7 @@ class Book:
             return None
         make = ending if ends else passing
         move = make(self.id, head, steps[head.step], self._clock.now(), taken[0], len(steps), taken[1])
-        self._value, self._crossed, self.head, self.progress = value, move, move.head, None
+        self.value, self._crossed, self.head, self.progress = value, move, move.head, None
         if ledger is not None and ledger.used:
             self._ledger = None
         waiter = self._loop.waiter()
@@ -283,7 +285,7 @@ class Book:
     def _note(self, boundary: Boundary, snapshot: Snapshot | None, value: Any, events: tuple[Event, ...]) -> None:
         """Take a boundary into the next write, and what was true of the visit before it out of memory."""
         if snapshot is not None:
-            self._value = value
+            self.value = value
             self._crossed = boundary
             if snapshot.names or self._blobs:
                 known = self._blobs

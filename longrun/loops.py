@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import Context
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -138,6 +139,7 @@ class _AsyncioLoop(_Scopes):
         """What is still to be told, the oldest first."""
         self.answered: list[_AsyncioWaiter] | None = None
         """Who goes on behind the call that is made now."""
+        self.waiter = partial(_AsyncioWaiter, self)
 
     def call_soon(self, function: Callable[..., object], *args: object) -> bool:
         return self.answer([(lambda _: function(*args), None)])
@@ -186,9 +188,6 @@ class _AsyncioLoop(_Scopes):
             waiter = left.pop()
             if (wake := waiter.wake) is not None:
                 waiter.context.run(wake, waiter)
-
-    def waiter(self) -> Waiter:
-        return _AsyncioWaiter(self)
 
 
 class _TrioWaiter:

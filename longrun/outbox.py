@@ -84,8 +84,13 @@ class Outbox:
         if self._courier.telemetry is not None:
             done = self._courier.telemetry.timed(save, done)
         self._pending.append((save, told, done))
-        if self._failure is None:
-            self._submit(save)
+        if self._failure is not None:
+            return
+        self._flying += 1
+        try:
+            self._courier.store.submit(save, self, self._loop)
+        except LongrunError as error:  # the store is closed
+            self(error)
 
     def settled(self) -> Waiter | None:
         """What to await until everything handed over so far is durable: it gets None, or why it never will be."""

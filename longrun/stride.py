@@ -8,10 +8,11 @@ before a step or after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from longrun.attempt import Attempt, Engine, Outcome
+from longrun.attempt import Attempt, Engine, LoopEngine, Outcome
+from longrun.book import MISSING
 from longrun.errors import CodecError, RegistrationError
 from longrun.registry import Directive, Step
 from longrun.threads import LEFT
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
 Names = tuple[str, str | None]
 """Of a step and of the one behind it; None stands for the end."""
-Stage = tuple[Step, Any, Engine, bool]
-"""A step that stands before another, the annotation of the state it receives, who calls its function, and whether what
-it returns needs no look where it is plain data."""
+Call = Callable[[Any], Awaitable[Any]]
+Stage = tuple[Step, Any, Engine, Call | None, bool]
+"""A step that stands before another, the annotation of the state it receives, who calls its function, that function if
+there is no more to it than to call it with the state, and whether what it returns needs no look where it is plain
+data."""
 
 
 class Stages(dict[Names, Stage | None]):
@@ -42,7 +45,9 @@ class Stages(dict[Names, Stage | None]):
             return None
         try:
             plain = step.gives_plain if behind is None else behind.takes_plain
-            stage = self[names] = step, step.state_type, self._engine_of(step), plain
+            engine = self._engine_of(step)
+            call = step.function if type(engine) is LoopEngine and not step.takes_context else None
+            stage = self[names] = step, step.state_type, engine, call, plain
         except (CodecError, RegistrationError):  # it is looked for again, and then it is said
             return None
         return stage
@@ -53,11 +58,12 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
     something to do before the next, False if the execution has come to its end."""
     book, inbox, seat, crew, scope = runner.book, runner.inbox, runner.seat, runner.crew, runner.scope
     steps, outbox, stages = book.steps, book.outbox, crew.stages
-    keeper, monotonic = crew.keeper, crew.clock.monotonic
+    keeper, monotonic, bus = crew.keeper, crew.clock.monotonic, crew.bus
     last, attempt = len(steps) - 1, None
     while True:
-        index = book.head.step
-        if runner.attention or index > last or book.head.attempt or inbox or outbox.lost or crew.bus.active:
+        head = book.head
+        index = head.step
+        if runner.attention or index > last or head.attempt or inbox or outbox.lost or bus.active:
             return True
         if monotonic() >= keeper.held_until:
             return True
@@ -66,17 +72,19 @@ async def stride(runner: Runner) -> tuple[Attempt, Outcome] | bool:
         stage = stages[steps[index], None if index == last else steps[index + 1]]
         if stage is None or not (((place := seat.place) and place.granted) or seat.take_at_once(runner)):
             return True
-        step, annotation, engine, plain = stage
-        try:
-            state = book.state(annotation)
-        except (CodecError, RegistrationError):  # it is read again, and then it is said
-            return True
+        step, annotation, engine, call, plain = stage
+        state, book.value = book.value, MISSING
+        if state is MISSING or crew.strict:
+            try:
+                state = book.stored_state(annotation)
+            except (CodecError, RegistrationError):  # it is read again, and then it is said
+                return True
         if attempt is None or attempt.used:
             attempt = Attempt(runner, step, scope, crew.threads)
         attempt.step = step  # one that nobody has heard of serves again
         runner.attempt = runner.running = attempt
         try:
-            value = await engine.run(attempt, state)
+            value = await (engine.run(attempt, state) if call is None else call(state))
         except BaseException as error:
             if not attempt.has_raised(error):
                 raise

@@ -154,10 +154,12 @@ class Writer:
     @staticmethod
     def _deliver(jobs: list[Job], answers: list[Any]) -> None:
         """Tell everybody, with one hop for each loop."""
-        told: dict[Loop | None, list[Told]] = {job[1]: [] for job in jobs}
-        if len(told) == 1:  # the rule
-            told[jobs[0][1]] = list(zip([job[0] for job in jobs], answers, strict=True))
+        loops = {job[1] for job in jobs}
+        told: dict[Loop | None, list[Told]]
+        if len(loops) == 1:  # the rule
+            told = {loops.pop(): list(zip([job[0] for job in jobs], answers, strict=True))}
         else:
+            told = {loop: [] for loop in loops}
             for job, answer in zip(jobs, answers, strict=True):
                 told[job[1]].append((job[0], answer))
         jobs.clear()  # nothing here keeps anything of what is told from now on

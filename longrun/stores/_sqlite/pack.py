@@ -28,7 +28,10 @@ from longrun.stores.rows import boundary_place, clean
 _NAN = math.nan
 _STATES = {state.value: state for state in ExecutionState}
 _HEAD = struct.Struct("<7q?7d")
+_PASSING = struct.Struct("<4q2d")
 _BOUNDARY = struct.Struct("<6q2d")
+_PASSED = struct.Struct("<3q2d")
+"""What there is to say of a move, of which there is one for every step: it fills half the pages. The length tells."""
 COPIED = 65_536
 """What is larger is bound as it is: then the copy would take longer."""
 ReadyMove = tuple[Move, bytearray, int, int, bytearray, str, int, int, str, bytearray]
@@ -102,14 +105,15 @@ def move_columns(move: Move) -> ReadyMove:
     id, h, started, data = move.id, move.head, move.started, move.data
     seq, step, visit, at = h.seq, h.step, h.visit, h.updated
     if type(move) is Move:
-        began, ended, words = at, _NAN, _names("step", move.name)
+        words = _names("step", move.name)
         head_place, place = _places(id, h.fence, h.owner)
         place = place + seq & 0xFFFFFFFF
+        head = _PASSING.pack(h.revision, seq, step, visit, at, h.progress)
     else:
-        began, ended, words = _NAN, at, _names("finish", move.name)
+        words = _names("finish", move.name)
         head_place, place = _place(id, "completed", h.fence, None, ""), boundary_place(id, seq)
-    head = _HEAD.pack(h.revision, seq, step, visit, 0, 0, 0, False, at, h.progress, 0, began, ended, _NAN, _NAN)
-    numbers = _BOUNDARY.pack(step - 1, 1, step, visit, 0, len(data), _NAN if started is None else started, at)
+        head = _HEAD.pack(h.revision, seq, step, visit, 0, 0, 0, False, at, 1.0, 0.0, _NAN, at, _NAN, _NAN)
+    numbers = _PASSED.pack(step, visit, len(data), _NAN if started is None else started, at)
     crc = crc32(numbers, crc32(words.encode(), place))
     state_crc = crc32(data, place)
     return (
@@ -126,11 +130,19 @@ def move_columns(move: Move) -> ReadyMove:
     )
 
 
+def head_numbers(numbers: bytes) -> tuple[Any, ...]:
+    """As `_HEAD` has them, whichever they are."""
+    if len(numbers) != _PASSING.size:
+        return _HEAD.unpack(numbers)
+    revision, seq, step, visit, at, progress = _PASSING.unpack(numbers)
+    return revision, seq, step, visit, 0, 0, 0, False, at, progress, 0.0, at, _NAN, _NAN, _NAN
+
+
 def head_fits(id: str, state: str, fence: int, owner: str | None, row: Sequence[Any]) -> bool:
     """`row` is revision, numbers, words and checksum. The revision stands in the numbers too, and must be the same."""
     revision, numbers, words, crc = row
     try:
-        same: bool = _HEAD.unpack(numbers)[0] == revision
+        same: bool = head_numbers(numbers)[0] == revision
         return same and crc32(numbers, _place(id, state, fence, owner, words)) == crc
     except UNREADABLE:
         return False
@@ -140,7 +152,7 @@ def head_values(
     state: str, fence: int, revision: int, owner: str | None, woken: int, numbers: bytes, words: str
 ) -> tuple[Any, ...]:
     """In the order of `rows.HEAD_COLUMNS`. Damaged columns raise one of `UNREADABLE`."""
-    _, seq, step, visit, iteration, attempt, crashes, hold, updated, progress, done, *times = _HEAD.unpack(numbers)
+    _, seq, step, visit, iteration, attempt, crashes, hold, updated, progress, done, *times = head_numbers(numbers)
     started, ended, due, of = [None if math.isnan(moment) else moment for moment in times]
     signal, error, reason, note = json.loads(words) if words else (None, None, None, None)
     return (
@@ -151,7 +163,7 @@ def head_values(
 
 def head_from(state: str, fence: int, revision: int, owner: str | None, woken: int, numbers: bytes, words: str) -> Head:
     """The head itself. Damaged columns raise one of `UNREADABLE`."""
-    _, seq, step, visit, iteration, attempt, crashes, hold, updated, progress, done, *times = _HEAD.unpack(numbers)
+    _, seq, step, visit, iteration, attempt, crashes, hold, updated, progress, done, *times = head_numbers(numbers)
     started, ended, due, of = [None if moment != moment else moment for moment in times]
     signal, error, reason, note = json.loads(words) if words else (None, None, None, None)
     return Head(
@@ -197,6 +209,14 @@ def _named(words: str) -> tuple[str, str | None, str | None]:
     return kind, name, error
 
 
+def boundary_numbers(numbers: bytes) -> tuple[Any, ...]:
+    """As `_BOUNDARY` has them, whichever they are."""
+    if len(numbers) != _PASSED.size:
+        return _BOUNDARY.unpack(numbers)
+    next, visit, size, started, ended = _PASSED.unpack(numbers)
+    return next - 1, 1, next, visit, 0, size, started, ended
+
+
 BOUNDARY_WIDTH = 8
 """With the execution's key in front."""
 
@@ -222,7 +242,7 @@ def boundary_values(
     seq: int, numbers: bytes, words: str, blobs: str | None = None, data: bytes | None = None
 ) -> tuple[Any, ...]:
     """In the order of `rows.BOUNDARY_COLUMNS`. Damaged columns raise one of `UNREADABLE`."""
-    step, attempts, next, visit, iteration, size, started, ended = _BOUNDARY.unpack(numbers)
+    step, attempts, next, visit, iteration, size, started, ended = boundary_numbers(numbers)
     kind, name, error = _named(words)
     begun = None if math.isnan(started) else started
     return seq, kind, step, name, begun, ended, attempts, error, next, visit, iteration, size, blobs, data
@@ -230,7 +250,7 @@ def boundary_values(
 
 def boundary_from(seq: int, numbers: bytes, words: str, blobs: tuple[str, ...], data: bytes) -> Boundary:
     """The boundary itself. Damaged columns raise one of `UNREADABLE`."""
-    step, attempts, next, visit, iteration, size, started, ended = _BOUNDARY.unpack(numbers)
+    step, attempts, next, visit, iteration, size, started, ended = boundary_numbers(numbers)
     kind, name, error = _named(words)
     return Boundary(
         seq=seq,
