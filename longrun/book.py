@@ -71,14 +71,12 @@ class Book:
     _unsaved_blobs: Mapping[str, bytes] = EMPTY
     _events: tuple[Event, ...] = ()
     _clear = False
-    _breathe_at = 0.0
+    _breathe_at = _saved_at = 0.0
 
     def __init__(self, executor: Crew, loaded: Loaded, value: Any = MISSING) -> None:
         self._executor = executor
         self._clock = executor.clock
-        self._durability = executor.config.durability
-        self._each_step = self._durability == "step"
-        self._interval = executor.config.checkpoint_interval
+        self._each_step = executor.config.durability == "step"
         self.definition, self._given = self._with_steps(loaded.definition)
         self.trace: str | None = self.definition.metadata.get(TRACE)
         if self.trace is not None:
@@ -96,7 +94,8 @@ class Book:
         self._blobs = loaded.blobs
         self._snapshots = Snapshots(executor.config.retention.history)
         self._snapshots.restore(loaded.boundary.data or b"null", loaded.blobs, loaded.kept)
-        self._saved_at = self._clock.monotonic()
+        if not self._each_step:
+            self._saved_at = self._clock.monotonic()
 
     def _with_steps(self, definition: Definition) -> tuple[Definition, Given]:
         """What was submitted by the name of its workflow alone gets its steps from whoever first runs it."""
@@ -313,9 +312,10 @@ class Book:
     def _flush_is_due(self) -> bool:
         if self._unsaved is not None and len(self._unsaved) >= UNSAVED_LIMIT:
             return True
-        if self._durability == "exit":
+        config = self._executor.config
+        if config.durability == "exit":
             return False
-        return self._clock.monotonic() - self._saved_at >= self._interval
+        return self._clock.monotonic() - self._saved_at >= config.checkpoint_interval
 
     async def commit(
         self, changes: dict[str, Any], *, take: tuple[int, ...] = (), events: tuple[Event, ...] = ()

@@ -246,11 +246,12 @@ class Awaited(Protocol):
 
 class Bell:
     """An event for which, mostly, nobody waits: it costs next to nothing until somebody does, and little then. It is
-    rung and waited for in one loop."""
+    rung and waited for in one loop, which may be given if it is known."""
 
-    __slots__ = ("_rung", "_waiters")
+    __slots__ = ("_loop", "_rung", "_waiters")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: Loop | None = None) -> None:
+        self._loop = loop
         self._rung = False
         self._waiters: list[Waiter] | None = None
 
@@ -267,7 +268,7 @@ class Bell:
         if self._rung:
             await anyio.lowlevel.checkpoint()
             return
-        waiter = current_loop().waiter()
+        waiter = (self._loop or current_loop()).waiter()
         if self._waiters is None:
             self._waiters = []
         self._waiters.append(waiter)

@@ -73,7 +73,7 @@ class Runner:
         self.inbox.add(loaded.messages)
         self.attention = executor.draining
         self.checkpoint_interval = executor.save_interval
-        self.ended = Bell()
+        self.ended = Bell(executor.loop)
         self._controls_only = controls_only
         self._wakes_paused = wakes_paused
         """Whether the pass at start claimed it: what is paused or blocked goes on without being asked to."""
@@ -212,7 +212,7 @@ class Runner:
     @property
     def _runs_already(self) -> bool:
         """Whether nothing stands between it and its next step, as with one that was just started here."""
-        head = self.head
+        head = self.book.head
         if head.state is not State.RUNNING or head.crashes or self.inbox or self._damage:
             return False
         return not (self._controls_only or self.crew.draining)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 
 from longrun.records import ExecutionState
 
@@ -297,16 +297,13 @@ class Create:
     head: Head
     boundary: Boundary
     blobs: Mapping[str, bytes] = EMPTY
-
-    @property
-    def id(self) -> str:
-        return self.definition.id
+    id: str = field(init=False, repr=False, eq=False, default=Factory(lambda self: self.definition.id, takes_self=True))
 
 
 def creating(definition: Definition, head: Head, boundary: Boundary, blobs: Mapping[str, bytes]) -> Create:
     """A create of all these. Written out, as `copied` is."""
     new: Create = object.__new__(Create)
-    new.definition, new.head, new.boundary, new.blobs = definition, head, boundary, blobs
+    new.definition, new.head, new.boundary, new.blobs, new.id = definition, head, boundary, blobs, definition.id
     return new
 
 

@@ -64,8 +64,9 @@ def said(path: Path) -> dict[str, list[Any]]:
     """The same, with what is packed taken apart, and each checksum of that compared."""
     found = rows(path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        executions = {
-            key: rest for key, *rest in connection.execute("SELECT key, id, state, fence, owner FROM execution")
+        owned_by = "SELECT key, id, state, fence, owner FROM execution"
+        executions: dict[int, tuple[str, str, int, str | None]] = {
+            key: (id, state, fence, owner) for key, id, state, fence, owner in connection.execute(owned_by)
         }
     found["head"] = [
         (key, revision, kept, repr(pack.head_numbers(numbers)), words)

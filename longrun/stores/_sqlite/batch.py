@@ -229,10 +229,14 @@ class Batch:
         if (key := self._key_for(id, head.owner)) is None:
             return False
         columns = ready.columns
-        self._starts += (key, *columns[OF_START])
-        self._new_heads += (key, *columns[OF_HEAD])
-        self._steps += (key, *columns[OF_STEPS])
-        self._boundaries += (key, *columns[OF_BOUNDARY])
+        self._starts.append(key)
+        self._starts += columns[OF_START]
+        self._new_heads.append(key)
+        self._new_heads += columns[OF_HEAD]
+        self._steps.append(key)
+        self._steps += columns[OF_STEPS]
+        self._boundaries.append(key)
+        self._boundaries += columns[OF_BOUNDARY]
         self._known[id] = Row(key, head.fence, head.revision, "running", head.owner)
         return True
 
