@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from benchmarks import alone, bare
-from benchmarks.machine import peak_mib
+from benchmarks.machine import begin, peak_mib
 from benchmarks.orders import Job, Order, Samples, Sizes
 from benchmarks.places import DURABLE, disk_bytes
 from benchmarks.results import Figures, Row, at_least, at_most, value_at_most
@@ -40,7 +40,7 @@ async def run_longrun(order: Order, executions: int, steps: int) -> Figures:
             run = await executor.start(WORKFLOW, {"n": 0}, id=f"x{number}")
             return int((await run.result())["n"])
 
-        began, cpu, loop_cpu = time.perf_counter(), time.process_time(), time.thread_time()
+        began, cpu, loop_cpu = begin(), time.process_time(), time.thread_time()
         done = await asyncio.gather(*(one(number) for number in range(executions)))
         seconds = time.perf_counter() - began
         cpu, loop_cpu = time.process_time() - cpu, time.thread_time() - loop_cpu
@@ -71,7 +71,7 @@ async def check_rows(url: str, executions: int, steps: int) -> None:
 
 async def run_bare(order: Order, executions: int, steps: int) -> Figures:
     with bare.opened(order.store, order.url) as group:
-        began = time.perf_counter()
+        began = begin()
         done = await asyncio.gather(*(bare.execute(group, f"x{i}", {"n": 0}, steps) for i in range(executions)))
         seconds = time.perf_counter() - began
         stored = group.sink.load()
@@ -83,7 +83,7 @@ async def run_bare(order: Order, executions: int, steps: int) -> Figures:
 async def run_store(order: Order, executions: int, steps: int) -> Figures:
     execute = alone.execute_apart if order.role == "task" else alone.execute
     async with alone.opened(order.url) as store:
-        began = time.perf_counter()
+        began = begin()
         done = await asyncio.gather(*(execute(store, f"x{i}", steps) for i in range(executions)))
         seconds = time.perf_counter() - began
     if done != [steps] * executions:

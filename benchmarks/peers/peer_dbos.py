@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from importlib import import_module
 from typing import Any
 
+from benchmarks.machine import begin
 from benchmarks.peers.common import (
     BLOCKED,
     KILL_STEPS,
@@ -73,7 +73,7 @@ async def run_all(count: int, steps: int) -> list[int]:
 def many(url: str, sizes: dict[str, int]) -> Figures:
     executions, steps = sizes["executions"], sizes["steps"]
     launch(url)
-    began = time.perf_counter()
+    began = begin()
     found = asyncio.run(run_all(executions, steps))
     answer = rate(executions, steps, began)
     check(found, [steps] * executions)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from contextlib import AsyncExitStack
 from importlib import import_module
 from typing import Any, TypedDict
 
+from benchmarks.machine import begin
 from benchmarks.peers.common import (
     BLOCKED,
     KILL_STEPS,
@@ -80,7 +80,7 @@ async def run_all(url: str, count: int, steps: int, *, resume: bool = False) -> 
             first = None if resume else {"n": 0, "limit": steps}
             return int((await graph.ainvoke(first, config, durability="sync"))["n"])
 
-        began = time.perf_counter()
+        began = begin()
         return await asyncio.gather(*(one(number) for number in range(count))), began
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import warnings
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import begin
 from benchmarks.peers.common import Figures, check, main, rate
 
 warnings.simplefilter("ignore")
@@ -54,7 +54,7 @@ def many(url: str, sizes: dict[str, int]) -> Figures:
     executions, steps = sizes["executions"], sizes["steps"]
     directory = Path(url.removeprefix("file:"))
     directory.mkdir(parents=True)
-    began = time.perf_counter()
+    began = begin()
     found = asyncio.run(run_all(directory, executions, steps))
     answer = rate(executions, steps, began)
     check(found, [steps] * executions)

@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import begin
 from benchmarks.peers.common import Figures, check, main, rate
 
 CLIENTS = 64
@@ -123,7 +124,7 @@ def many(url: str, sizes: dict[str, int]) -> Figures:
     directory = Path(url.partition(":")[2].replace("///", "/", 1)).with_suffix(".restate")
     with Restate(directory) as restate, ThreadPoolExecutor(CLIENTS) as clients:
         restate.call(1)
-        began = time.perf_counter()
+        began = begin()
         found = list(clients.map(lambda _: restate.call(steps), range(executions)))
         answer = rate(executions, steps, began)
     check(found, [steps] * executions)
