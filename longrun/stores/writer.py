@@ -1,6 +1,8 @@
 """Group commit: one thread takes everything that wants to be saved, commits it as one batch, and answers each.
 
 Place in the life of an execution: checkpoint. While one commit is in flight the next batch gathers; there is no timer.
+Where very many write at once a batch is half of them, so that the loop goes on with the others meanwhile. If it were
+all of them, they would all wait for the store, and then the store for all of them.
 A waiter that is cancelled leaves its write in the queue: it is committed once, in its order, and nobody is told.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -22,6 +25,13 @@ Done = Callable[[Any], object]
 """Takes the answer: a value, or the exception that stands for it."""
 
 BATCH_LIMIT = 4096
+HALVED_FROM = 512
+"""This many writes or more are committed by halves, unless a commit takes longer, by more than a `LITTLE`, than the loop
+takes to go on with all whom it answers: where the disk is slow, two commits take twice as long as one."""
+GOES_ON = 1e-5
+"""Seconds, about, that it takes the loop to go on after an answer, up to the next write."""
+LITTLE = 5e-3
+"""Seconds."""
 QUEUE_LIMIT = 20_000
 """More than this many writes waiting, and whoever comes next waits before it may add its own."""
 
@@ -47,6 +57,10 @@ class Writer:
         self._lock = threading.Lock()
         self._closing = True
         self._turns = 0
+        self._told = self._left = 0
+        """How many were answered last, and how many were waiting then."""
+        self._longer = 0.0
+        """By how many seconds, lately, a commit was longer than the loop takes to go on."""
         self._thread: threading.Thread | None = None
         self._waiting: deque[tuple[Loop, Waiter]] = deque()
 
@@ -112,18 +126,32 @@ class Writer:
         """Do the call at the front of the queue, or every write up to the next call."""
         queue = self._queue
         with self._lock:
-            first = queue[0]
+            first, limit = queue[0], self._limit(len(queue))
             if first[3] is not None:
                 self._calls -= 1
                 batch = [queue.popleft()]
-            elif not self._calls and len(queue) <= BATCH_LIMIT:  # the rule: all that there is
+            elif not self._calls and len(queue) <= limit:  # the rule: all that there is
                 batch = list(queue)
                 queue.clear()
             else:
                 batch = []
-                while queue and queue[0][3] is None and len(batch) < BATCH_LIMIT:
+                while queue and queue[0][3] is None and len(batch) < limit:
                     batch.append(queue.popleft())
-        return batch, self._commit(batch) if first[3] is None else [_outcome(first[3])]
+        if first[3] is not None:
+            return batch, [_outcome(first[3])]
+        began = time.perf_counter()
+        answers = self._commit(batch)
+        self._longer += (time.perf_counter() - began - len(batch) * GOES_ON - self._longer) / 8
+        self._told, self._left = len(batch), len(queue)
+        return batch, answers
+
+    def _limit(self, waiting: int) -> int:
+        """How many the next commit takes: at most half of those that wait, or go on after an answer and will wait
+        again."""
+        if waiting < HALVED_FROM or self._longer > LITTLE:
+            return BATCH_LIMIT
+        going_on = max(0, self._told - max(0, waiting - self._left))
+        return min(BATCH_LIMIT, (waiting + going_on + 1) // 2)
 
     def _commit(self, batch: list[Job]) -> list[Any]:
         try:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -13,13 +17,13 @@ import pytest
 
 from longrun import MemoryCheckpointStore
 from longrun.errors import CodecError, StoreUnavailableError
-from longrun.stored import Query, Write
+from longrun.stored import Head, Query, Write
 from longrun.stores import writer as module
 from longrun.stores.base import Answer
 from longrun.stores.memory import MemoryBackend
 from longrun.stores.store import CheckpointStore
 from longrun.stores.writer import Job, Writer
-from longrun.testing.samples import create
+from longrun.testing.samples import create, move, owned
 from tests.crashing import PATIENCE
 
 
@@ -105,6 +109,53 @@ async def test_a_batch_is_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPat
             backend.go.set()
     assert sum(backend.batches) == 8
     assert max(backend.batches) == 3
+
+
+def batches_of(executions: int, saves: int) -> list[int]:
+    """What the commits are that create so many executions at once, each of which is saved again as soon as its last
+    write is answered."""
+    backend, ended, held = Held(), threading.Semaphore(0), threading.Event()
+    backend.open()
+    writer = Writer(backend, list)
+    writer.start()
+
+    def save(head: Head, number: int) -> None:
+        made = move(f"run-{number}", head)
+
+        def answered(answer: Any) -> None:
+            assert answer is None
+            if made.head.seq > saves:
+                ended.release()
+            else:
+                save(made.head, number)
+
+        writer.add((answered, None, made, None))
+
+    writer.call(held.wait, lambda _: None, None)
+    for number in range(executions):
+        new = owned(f"run-{number}")
+        writer.add((partial(lambda head, n, answer: save(head, n), new.head, number), None, new, None))
+    backend.go.set()
+    held.set()
+    for _ in range(executions):
+        assert ended.acquire(timeout=PATIENCE)
+    writer.stop()
+    backend.close()
+    return backend.batches
+
+
+def test_of_very_many_one_half_goes_on_while_the_other_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that wait again, whose number the writer does not know: the halves stay halves."""
+    monkeypatch.setattr(module, "LITTLE", math.inf)
+    assert batches_of(1400, saves=2) == [700] * 6
+    assert batches_of(module.HALVED_FROM - 1, saves=1) == [module.HALVED_FROM - 1] * 2
+
+
+def test_where_a_commit_takes_long_there_is_one_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a slow disk, where two commits take twice as long as one. That the first was one too many shows then."""
+    seconds = itertools.count(0.0, 1.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    assert batches_of(1400, saves=2) == [700, 1400, 1400, 700]
 
 
 async def test_a_store_that_was_never_opened_takes_no_write() -> None:
