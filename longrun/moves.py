@@ -166,6 +166,10 @@ class End(Move):
         return _behind(self, object.__new__(Final))
 
 
+MOVES: frozenset[type] = frozenset({Move, End})
+"""The writes that most batches are made of."""
+
+
 def _behind(move: Move, boundary: Passed) -> Boundary:
     head = move.head
     boundary.seq, boundary.next, boundary.visit, boundary.ended = head.seq, head.step, head.visit, head.updated

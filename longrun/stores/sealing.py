@@ -5,14 +5,17 @@ Place in the life of an execution: checkpoint, claim. What cannot be unsealed do
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from operator import attrgetter
 
 import attrs
 
 from longrun.errors import CodecError
-from longrun.moves import Move
+from longrun.moves import MOVES, Move
 from longrun.seal import Seal
 from longrun.stored import UNREADABLE, Boundary, Create, Loaded, Message, Save, Write
+
+_DATA = attrgetter("data")
 
 
 class Sealing:
@@ -21,9 +24,11 @@ class Sealing:
     def __init__(self, seal: Seal) -> None:
         self._seal = seal
 
-    def all_sealed(self, writes: Sequence[Write]) -> list[Write]:
+    def all_sealed(self, writes: list[Write]) -> list[Write]:
         """Nothing is done, and nobody called, for a move with a small state: of such there is one for every step."""
         small = self._seal.untouched
+        if MOVES.issuperset(map(type, writes)) and max(map(len, map(_DATA, writes)), default=0) <= small:
+            return writes
         return [one if isinstance(one, Move) and len(one.data) <= small else self._sealed(one) for one in writes]
 
     def _sealed(self, write: Write) -> Write:

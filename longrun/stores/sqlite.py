@@ -18,6 +18,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 from longrun.clock import SYSTEM_CLOCK, Clock
@@ -40,6 +41,7 @@ from longrun.stores.store import CheckpointStore
 
 T = TypeVar("T")
 
+_ID = attrgetter("id")
 IDLE_READERS = 8
 FOLD_AFTER = 1000
 """Pages, roughly, that go to the WAL before it is folded back into the database. Then it is written from its beginning
@@ -135,7 +137,7 @@ class SQLiteBackend(StoreBackend):
         if not batch:
             return []
 
-        ids, readied = {write.id for write in batch}, all_ready(batch)
+        ids, readied = set(map(_ID, batch)), all_ready(batch)
         announced = self._announced
 
         def work(connection: sqlite3.Connection) -> tuple[list[Answer], list[str]]:

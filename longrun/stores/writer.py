@@ -12,7 +12,8 @@ import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from operator import itemgetter
 from queue import SimpleQueue
 from typing import Any
 
@@ -26,8 +27,8 @@ Done = Callable[[Any], object]
 
 BATCH_LIMIT = 4096
 HALVED_FROM = 512
-"""This many writes or more are committed by halves, unless a commit takes longer, by more than a `LITTLE`, than the loop
-takes to go on with all whom it answers: where the disk is slow, two commits take twice as long as one."""
+"""This many writes or more are committed by halves, unless a commit takes longer, by more than a `LITTLE`, than the
+loop takes to go on with all whom it answers: where the disk is slow, two commits take twice as long as one."""
 GOES_ON = 1e-5
 """Seconds, about, that it takes the loop to go on after an answer, up to the next write."""
 LITTLE = 5e-3
@@ -39,12 +40,13 @@ QUEUE_LIMIT = 20_000
 Job = tuple[Done, Loop | None, Write | None, Callable[[], Any] | None]
 """One thing for the writer's thread to do: whom to tell and where, and the write or the call. Not a class: there is one
 for every step of every execution."""
+_DONE, _LOOP, _WRITE = map(itemgetter, range(3))
 
 
 class Writer:
     """The writer thread of one store."""
 
-    def __init__(self, backend: StoreBackend, prepare: Callable[[Sequence[Write]], list[Write]]) -> None:
+    def __init__(self, backend: StoreBackend, prepare: Callable[[list[Write]], list[Write]]) -> None:
         """`prepare` makes of writes, in their order, what is handed to the backend."""
         self._backend = backend
         self._prepare = prepare
@@ -155,7 +157,7 @@ class Writer:
 
     def _commit(self, batch: list[Job]) -> list[Any]:
         try:
-            writes = self._prepare([job[2] for job in batch])  # type: ignore[misc]  # a job without a call has a write
+            writes = self._prepare(list(map(_WRITE, batch)))
         except Exception:  # some of them: then it is told of each
             return self._commit_some(batch)
         outcome = _outcome(lambda: self._backend.commit(writes))
@@ -182,10 +184,10 @@ class Writer:
     @staticmethod
     def _deliver(jobs: list[Job], answers: list[Any]) -> None:
         """Tell everybody, with one hop for each loop."""
-        loops = {job[1] for job in jobs}
+        loops = set(map(_LOOP, jobs))
         told: dict[Loop | None, list[Told]]
         if len(loops) == 1:  # the rule
-            told = {loops.pop(): list(zip([job[0] for job in jobs], answers, strict=True))}
+            told = {loops.pop(): list(zip(map(_DONE, jobs), answers, strict=True))}
         else:
             told = {loop: [] for loop in loops}
             for job, answer in zip(jobs, answers, strict=True):

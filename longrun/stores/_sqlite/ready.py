@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from longrun.errors import NotStorableError
-from longrun.moves import Begun, End, Move, Opening
+from longrun.moves import MOVES, Begun, End, Move, Opening
 from longrun.stored import Create, Head, Save, Send, Write
 from longrun.stores import rows
 from longrun.stores._sqlite import pack
@@ -112,6 +112,8 @@ _WAYS: dict[type, Callable[[Any], Ready]] = {
 
 def all_ready(writes: Sequence[Write]) -> list[Ready]:
     try:
+        if MOVES.issuperset(map(type, writes)):  # as most batches are: no line of ours for each
+            return list(map(pack.move_columns, writes))  # type: ignore[arg-type]
         return [_WAYS[type(write)](write) for write in writes]
     except UNSTORABLE:  # one of them: the others are not to suffer
         return [_ready_if_fit(write) for write in writes]
