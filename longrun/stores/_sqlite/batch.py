@@ -45,6 +45,7 @@ from longrun.stores.base import KEYS_REMEMBERED, Answer
 
 ENDED = frozenset({ExecutionState.COMPLETED, ExecutionState.CANCELLED})
 _FINISHED = frozenset(state.value for state in ExecutionState if state.finished)
+_TUPLE = frozenset({tuple})
 _WAKES = frozenset({"initialized", "waiting", "resuming", "running"})
 """States in which a message makes an execution due."""
 
@@ -93,10 +94,13 @@ class Batch:
         self.announce = False
         """Whether others may want to know: something was sent, created, released, finished."""
 
-    def answer(self, readied: Iterable[Ready]) -> list[Answer]:
-        return [self._pass(one) if isinstance(one, tuple) else self._answer(one) for one in readied]
+    def answer(self, readied: Sequence[Ready]) -> list[Answer]:
+        of_moves = _TUPLE.issuperset(map(type, readied))
+        return list(map(self._pass if of_moves else self._answer, readied))  # type: ignore[arg-type]
 
-    def _answer(self, ready: ReadySave | ReadyStart | ReadyCreate | Send | Unfit) -> Answer:
+    def _answer(self, ready: Ready) -> Answer:
+        if isinstance(ready, tuple):
+            return self._pass(ready)
         if isinstance(ready, ReadySave):
             return self._save(ready)
         if isinstance(ready, ReadyStart):
