@@ -6,7 +6,7 @@ for it, with the fence of its claim. It is a task while steps run; parked and pa
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -20,10 +20,9 @@ from longrun.course import Course
 from longrun.errors import CodecError, LeaseLostError, LongrunError, RegistrationError, StepError, UnknownStepError
 from longrun.events import EventType
 from longrun.fitness import reason_of
+from longrun.host import StepHost
 from longrun.inbox import Inbox, by_word
-from longrun.ledger import Ledger
 from longrun.loops import RUNG, Bell
-from longrun.port import StepInfo
 from longrun.records import ExecutionState, Progress, RetryPolicy
 from longrun.registry import Step, WaitFor
 from longrun.seat import Seat
@@ -46,7 +45,7 @@ DELAYS = RetryPolicy()
 """The delays of a step without a policy of its own."""
 
 
-class Runner:
+class Runner(StepHost):
     """One owned execution, and the step it is in."""
 
     # What stands here costs nothing until it is set.
@@ -150,7 +149,7 @@ class Runner:
             return
         attempt.tick(beats and self.crew.config.durability != "exit")
         if beats and self.crew.bus.audience:
-            data = self._forecast(attempt.progress)
+            data = self.forecast(attempt.progress)
             self.book.tell_if_quiet(EventType.HEARTBEAT, attempt=attempt.info.attempt, data=data)
 
     @property
@@ -416,9 +415,6 @@ class Runner:
         with anyio.move_on_after(ASK_AGAIN):
             await self.nudged()
 
-    def step_info(self, step: Step) -> StepInfo:
-        return self.book.step_info(step.name)
-
     def _moved(self, step: Step, outcome: Outcome) -> Awaitable[Any] | bool:
         """Go on to the step that follows at once, which is the rule; False if there is none, or more to be said."""
         if outcome.error is not None or outcome.stopped or (self.inbox and cancelling(self.inbox)):
@@ -493,51 +489,6 @@ class Runner:
         would wake it again at once, so then it stays here, a line in an index."""
         await self._course.rest(here=bool(self.inbox) and not self.crew.draining)
         return False
-
-    # what an attempt needs
-
-    def stop_here(self) -> bool:
-        orders = orders_in(self.inbox)
-        asked = bool(orders) and not goes_on_anyway(orders)
-        return asked or self.crew.draining or self.book.outbox.lost is not None
-
-    @property
-    def in_its_task(self) -> bool:
-        return inside.get() == self.id
-
-    @property
-    def goes_on(self) -> bool:
-        return self.crew.tasks_go_on
-
-    @property
-    def ledger(self) -> Ledger:
-        return self.book.ledger
-
-    @property
-    def unsaved(self) -> bool:
-        return self.book.unsaved
-
-    def save_progress(self, done: Callable[[Any], object]) -> None:
-        self._note_progress()
-        self.book.submit(done)
-
-    async def commit_progress(self) -> None:
-        self._note_progress()
-        await self.book.save_progress()
-
-    def _note_progress(self) -> None:
-        if self.attempt is not None:
-            self.book.progress = self.attempt.progress
-
-    def show_progress(self, progress: Progress) -> None:
-        if self.crew.bus.audience:
-            self.book.tell_if_quiet(EventType.PROGRESS, data=self._forecast(progress))
-
-    def _forecast(self, progress: Progress | None) -> dict[str, Any]:
-        return self.crew.forecaster.tell(self.book.definition, self.head, progress, self.crew.spawn)
-
-    def shutdown_left(self) -> float | None:
-        return self.crew.shutdown_left()
 
     async def start_child(self, workflow: Any, state: Any, key: str) -> ExecutionHandle:
         if self.stop_here():  # what would only be started to be stopped again
