@@ -69,7 +69,7 @@ class Drain:
         left = patience - soon
         if await self._until_empty(soon) or self._hurried or left <= 0:
             return
-        self._crew.log.warning("executor.draining", executions=len(self._crew.runners), seconds_left=left)
+        self._crew.log.warning("executor.draining", executions=len(self._crew.runners), seconds_left=round(left, 1))
         await self._until_empty(left)
 
     async def cut_short(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -334,6 +335,30 @@ async def test_a_drain_that_was_cancelled_is_taken_over_by_who_leaves(store):
                 tasks.cancel_scope.cancel()
             left.set()
     assert (await store.load("a")).head.state == "completed"
+
+
+async def test_a_drain_that_takes_longer_says_for_how_long_at_most(store, monkeypatch, caplog):
+    """To who sits before the terminal: in figures that can be read."""
+    monkeypatch.setattr(drain, "SOON", 0.0)
+    registry, begun, go = StepRegistry(), anyio.Event(), anyio.Event()
+
+    @registry.step
+    async def work(state: Any) -> None:
+        begun.set()
+        await go.wait()
+
+    async def release() -> None:
+        while not caplog.messages:
+            await store.ping()
+        go.set()
+
+    registry.workflow("work", [work])
+    async with anyio.create_task_group() as tasks, Executor(registry, store=store) as executor:
+        await executor.start("work")
+        await begun.wait()
+        tasks.start_soon(release)
+    [line] = caplog.messages
+    assert re.search(r"executor\.draining +executions=1 seconds_left=\d+\.\d$", line), line
 
 
 SERVER = """
