@@ -9,10 +9,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import anyio
 
 from longrun.loops import Awaited
+
+
+class Works(Protocol):
+    """Somebody whose answer may still come: a store."""
+
+    @property
+    def at_work(self) -> bool: ...
 
 
 class Clock:
@@ -37,6 +45,9 @@ class Clock:
     def busy(self) -> AbstractContextManager[None]:
         """Enter it while looking what is due: a clock that jumps by itself stands still meanwhile."""
         return nullcontext()
+
+    def heed(self, whom: Works) -> None:
+        """Whose answers are waited for here: a clock that jumps by itself stands still while they are at work."""
 
     def block(self, event: threading.Event, seconds: float) -> bool:
         """The same for a thread: block until `event` is set, at most `seconds`; True if it was."""

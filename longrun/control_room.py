@@ -90,6 +90,7 @@ class ControlRoom(Desk, abc.ABC):
 
     def __init__(self, store: CheckpointStore, registry: StepRegistry | None, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(store, registry, clock)
+        clock.heed(store)
         self.closed = False
         """Whether it has been left: nobody is there any more to see to anything."""
         self.bus = Bus()

@@ -75,6 +75,10 @@ class Readers:
                 self._busy -= 1
                 self._idle.notify_all()
 
+    @property
+    def at_work(self) -> bool:
+        return self._busy > 0
+
     def close(self, patience: float | None = None) -> bool:
         """End the threads, each after what it does now; False if one of them has not after so many seconds."""
         with self._lock:

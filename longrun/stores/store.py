@@ -139,6 +139,11 @@ class CheckpointStore:
     ) -> None:
         await self.aclose()
 
+    @property
+    def at_work(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return self._writer.at_work or self._readers.at_work
+
     async def ping(self) -> None:
         await self._read(self.backend.ping)
 

@@ -84,6 +84,11 @@ class Writer:
         self._thread = None
         return True
 
+    @property
+    def at_work(self) -> bool:
+        """Whether something is queued or under way."""
+        return self._thread is not None and (bool(self._queue) or not self._asleep)
+
     def room(self, loop: Loop) -> Waiter | None:
         """None if a write may be added now; otherwise what to wait for before asking again."""
         if len(self._queue) < QUEUE_LIMIT:

@@ -10,6 +10,7 @@ import heapq
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,13 +18,15 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from longrun.clock import Clock
+from longrun.clock import Clock, Works
 from longrun.loops import Awaited, current_loop
 
 BEGIN = 1_700_000_000.0
 QUIET = 0.05
-"""Real seconds without any use of the clock after which `autojump` takes everybody to be waiting: time enough for the
-threads of a store to answer. What beats often makes many jumps; a long `heartbeat_interval` spares them."""
+"""Real seconds without any use of the clock, and with no store at work, after which `autojump` takes everybody to be
+waiting. What beats often makes many jumps; a long `heartbeat_interval` spares them."""
+PATIENCE = 5.0
+"""So many real seconds after the last use of the clock, time goes on although a store is at work: it may hang."""
 
 
 class ManualClock(Clock):
@@ -31,8 +34,9 @@ class ManualClock(Clock):
 
     With `autojump` they pass by themselves: when every task waits, time jumps to the next moment somebody waits for. A
     heartbeat is such a moment too, and a jump takes a twentieth of a second: give the executor the config `CALM`.
-    A step thread at work counts as waiting. A single `advance` past the length of a lease is to the store what a
-    machine is that stood still: the lease has run out before anybody could renew it.
+    While a store is at work time stands still, for some seconds at most; a step thread at work counts as waiting. A
+    single `advance` past the length of a lease is to the store what a machine is that stood still: the lease has run
+    out before anybody could renew it.
     """
 
     def __init__(self, start: float = BEGIN, *, autojump: bool = False) -> None:
@@ -43,6 +47,9 @@ class ManualClock(Clock):
         self._numbers = itertools.count()
         self._used = time.monotonic()
         self._busy = 0
+        self._heeded: weakref.WeakSet[Works] = weakref.WeakSet()
+        self._worked = 0.0
+        """When one of them was seen at work."""
         self._waking: set[int] = set()
         """Timers that have rung and whose task has not gone on yet: time stands still for them."""
 
@@ -100,6 +107,10 @@ class ManualClock(Clock):
             self._busy -= 1
             self._used = time.monotonic()
 
+    def heed(self, whom: Works) -> None:
+        with self._lock:
+            self._heeded.add(whom)
+
     def block(self, event: threading.Event, seconds: float) -> bool:
         """A thread cannot wait for two events: `event` is set when the time has passed, and cleared again."""
         reached: list[bool] = []
@@ -124,9 +135,12 @@ class ManualClock(Clock):
 
     def _jump(self) -> None:
         with self._lock:
+            now = time.monotonic()
+            if now - self._used < PATIENCE and any(one.at_work for one in self._heeded):
+                self._worked = now
             busy = self._busy or self._waking
-            if self._timers and not busy and time.monotonic() - self._used >= QUIET:
-                self._used = time.monotonic()
+            if self._timers and not busy and now - max(self._used, self._worked) >= QUIET:
+                self._used = now
                 self._move(max(self._now, self._timers[0][0]))
 
     def _move(self, to: float) -> None:

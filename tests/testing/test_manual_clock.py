@@ -8,7 +8,9 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from longrun.testing import ManualClock
+from longrun import Executor, MemoryCheckpointStore, StepContext, StepRegistry, WaitFor
+from longrun.testing import CALM, FaultyStore, ManualClock
+from longrun.testing import clock as clocks
 
 
 async def waiting(clock: ManualClock, count: int) -> None:
@@ -111,3 +113,43 @@ async def test_with_autojump_a_year_passes_when_everybody_waits():
             tasks.start_soon(sleep, "a", 100, 31_536_000)
             tasks.start_soon(sleep, "b", 150)
     assert order == [("a", 100), ("b", 150), ("a", 31_536_100)]
+
+
+@pytest.mark.parametrize("call", ["head", "commit"])
+async def test_with_autojump_time_stands_still_while_a_store_is_at_work(call: str):
+    """However slow it is: what is on its way comes before whatever only time brings."""
+    clock = ManualClock(autojump=True)
+    store = FaultyStore(MemoryCheckpointStore(clock=clock))
+    registry = StepRegistry()
+
+    @registry.step
+    async def ask(state: None) -> WaitFor:
+        return WaitFor("answer", state, timeout=60)
+
+    @registry.step
+    async def hear(ctx: StepContext, state: None) -> bool:
+        return ctx.timed_out
+
+    registry.workflow("ask", [ask, hear])
+    async with Executor(registry, store=store, clock=clock, config=CALM) as executor:
+        begin = clock.now()
+        run = await executor.start("ask")
+        await run.wait("waiting")
+        store.delay(call, seconds=clocks.QUIET * 6)
+        await run.signal("answer")
+        assert await run.result() is False
+    assert store.fired[call] == 1
+    assert clock.now() == begin
+
+
+async def test_with_autojump_time_goes_on_at_last_although_a_store_does_not_answer(monkeypatch):
+    monkeypatch.setattr(clocks, "PATIENCE", clocks.QUIET * 2)
+
+    class Silent:
+        at_work = True
+
+    clock, silent = ManualClock(start=0.0, autojump=True), Silent()
+    clock.heed(silent)
+    with anyio.fail_after(20):
+        await clock.sleep(100)
+    assert clock.now() == 100
