@@ -158,11 +158,8 @@ def test_a_failover_by_hand_does_not_take_an_empty_store_for_one_that_has_spoken
 # --- the first time ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("witness", [True, False])
-@pytest.mark.parametrize("writes", range(1, 7))
-def test_a_pair_whose_maker_died_is_made_by_the_next(tmp_path: Path, writes: int, witness: bool) -> None:
-    """With no ceremony, wherever it was."""
-    stores = Stores(tmp_path)
+def dies(stores: Stores, writes: int, *, witness: bool) -> None:
+    """A process that opens the pair, behind so many writes."""
     left = writes
 
     def die(call: str) -> None:
@@ -178,6 +175,14 @@ def test_a_pair_whose_maker_died_is_made_by_the_next(tmp_path: Path, writes: int
         stores.pair(witness=witness).open()
     for name in ("a", "b"):
         stores[name].told = lambda call: None
+
+
+@pytest.mark.parametrize("witness", [True, False])
+@pytest.mark.parametrize("writes", range(1, 7))
+def test_a_pair_whose_maker_died_is_made_by_the_next(tmp_path: Path, writes: int, witness: bool) -> None:
+    """With no ceremony, wherever it was."""
+    stores = Stores(tmp_path)
+    dies(stores, writes, witness=witness)
     with opened(stores.pair(witness=witness)) as backend:
         created(backend, create("x"))
         assert (backend.status().active, backend.status().standby) == ("primary", "level")
@@ -196,6 +201,62 @@ def test_a_pair_whose_maker_died_after_the_witness_consented_is_made_by_the_next
     with opened(stores.pair()) as backend:
         assert backend.status().standby == "level"
     assert stores.term("primary", "a") == stores.term("secondary", "b") == witness.read()
+
+
+@pytest.mark.parametrize("witness", [True, False])
+@pytest.mark.parametrize("then", [0, 1, 2])
+@pytest.mark.parametrize("writes", [1, 2])
+def test_what_is_stored_before_a_pair_is_made_at_last_comes_to_both(
+    tmp_path: Path, writes: int, then: int, witness: bool
+) -> None:
+    """The process that made it has died, the primary was used alone for a while, and the next one died as well."""
+    stores = Stores(tmp_path)
+    dies(stores, writes, witness=witness)
+    with opened(stores["a"]) as alone:
+        created(alone, create("x"))
+    dies(stores, then, witness=witness)
+    with opened(stores.pair(witness=witness)) as backend:
+        assert backend.status().standby == "behind"
+        backend.check()
+        assert backend.status().standby == "level"
+    assert stores.ids("a") == stores.ids("b") == ["x"]
+
+
+def test_what_is_stored_before_a_pair_is_made_comes_to_a_store_that_was_away_then(tmp_path: Path) -> None:
+    stores = Stores(tmp_path)
+    dies(stores, 2, witness=True)
+    with opened(stores["a"]) as alone:
+        created(alone, create("x"))
+    stores["b"].down = True
+    with opened(stores.pair()) as backend:
+        assert backend.status().standby == "behind"
+    stores["b"].down = False
+    with opened(stores.pair()) as backend:
+        backend.check()
+        assert backend.status().standby == "level"
+    assert stores.ids("a") == stores.ids("b") == ["x"]
+
+
+def test_of_two_who_find_that_the_primary_was_used_one_says_so(tmp_path: Path) -> None:
+    """The other one goes by what the witness says then."""
+    stores = Stores(tmp_path)
+    dies(stores, 1, witness=True)
+    with opened(stores["a"]) as alone:
+        created(alone, create("x"))
+    slow, other = stores.pair(), stores.pair()
+    propose = slow._council._founding._witness.propose
+
+    def late(term: Term) -> bool:
+        if term.generation == 2:
+            with opened(other):
+                assert other.status().standby == "behind"
+        return bool(propose(term))
+
+    slow._council._founding._witness.propose = late
+    with opened(slow):
+        assert (slow.status().standby, slow.status().generation) == ("behind", 2)
+        slow.check()
+    assert stores.ids("a") == stores.ids("b") == ["x"]
 
 
 # --- replacing --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,14 @@ from longrun.clock import Clock
 from longrun.errors import StoreSettingsError, StoreUnavailableError
 from longrun.logging import get_logger
 from longrun.stores._replicated.founding import KIND, Founding
-from longrun.stores._replicated.members import is_member, is_needed, same_origin, unfinished, what_is_wrong
+from longrun.stores._replicated.members import (
+    is_member,
+    is_needed,
+    same_origin,
+    unfinished,
+    used_alone,
+    what_is_wrong,
+)
 from longrun.stores._replicated.side import LostError, Side
 from longrun.stores._replicated.term import (
     BEHIND,
@@ -184,7 +191,7 @@ class Council:
             raise StoreUnavailableError(KIND, BOTH_NEEDED)
         if unfinished(found.records, newest) and not self.looks:
             found = attrs.evolve(found, records=self._founding.finish(newest))
-        return newest, found
+        return found.newest or newest, found
 
     def survey(self) -> Survey:
         """Ask both sides and the witness."""
@@ -242,7 +249,11 @@ class Council:
         """The witness knows a term that was not written down before a crash: nothing was acknowledged under it."""
         record = records[active.name]
         if record is not None and newest.generation - record.generation == 1:
-            if not self.looks:  # `note` does it before a write
+            if self.looks:  # `note` does it before a write
+                return
+            if newest.standby == LEVEL and used_alone(active):
+                self.propose(active.name, BEHIND)
+            else:
                 write_term(active, newest, self._clock.now())
         else:
             self._wait(f"the {active.name} is older than generation {newest.generation}; failover() with force decides")

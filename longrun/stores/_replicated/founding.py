@@ -13,7 +13,14 @@ import attrs
 from longrun.clock import Clock
 from longrun.errors import StoreSettingsError, StoreUnavailableError
 from longrun.logging import get_logger
-from longrun.stores._replicated.members import is_empty, is_member, is_needed, new_name, what_is_wrong
+from longrun.stores._replicated.members import (
+    is_empty,
+    is_member,
+    is_needed,
+    new_name,
+    used_alone,
+    what_is_wrong,
+)
 from longrun.stores._replicated.side import Side
 from longrun.stores._replicated.term import BEHIND, LEVEL, Term, read_term, write_term
 from longrun.stores._replicated.witness import Witness
@@ -56,9 +63,18 @@ class Founding:
         self.finish(first)
 
     def finish(self, first: Term) -> dict[str, Term | None]:
-        """Both sides get the first term; the primary last."""
+        """Both sides get the first term; the primary last. If that was begun long ago, and the primary was used on its
+        own since then, it is the second: the secondary is not level with it."""
+        if first.standby == LEVEL and used_alone(self._sides["primary"]):
+            first = self._behind(first)
         first = write_term(self._sides["secondary"], first, self._clock.now())
         return {"secondary": first, "primary": write_term(self._sides["primary"], first, self._clock.now())}
+
+    def _behind(self, first: Term) -> Term:
+        second = attrs.evolve(first, generation=first.generation + 1, standby=BEHIND, by=self._by)
+        if self._witness is not None and not self._witness.propose(second):
+            return self._witness.read() or second  # another process has found the same
+        return second
 
     def introduce(self, newest: Term) -> None:
         """A witness that was given to a pair of long standing: both sides answer, so this is what there is to know."""

@@ -10,7 +10,7 @@ import uuid
 
 from longrun.stored import Query
 from longrun.stores._replicated.side import Side
-from longrun.stores._replicated.term import BEHIND, RESERVED, Term
+from longrun.stores._replicated.term import BEHIND, RESERVED, Term, read_term
 
 
 def new_name() -> str:
@@ -46,9 +46,19 @@ def is_needed(name: str, term: Term) -> bool:
 
 
 def unfinished(records: dict[str, Term | None], newest: Term) -> bool:
-    """Whether the two became a pair, and whoever made it has died before both stores knew: nothing is on them yet."""
+    """Whether the two became a pair, and whoever made it has died before both stores knew: it has written nothing to
+    them yet. The second term is one of those that a pair is made with, see `Founding.finish`."""
     primary = records.get("primary")
-    return len(records) == 2 and primary is not None and primary.generation == 0 and newest.generation == 1
+    begun = len(records) == 2 and primary is not None and primary.generation == 0
+    return begun and newest.active == "primary" and newest.generation <= 2
+
+
+def used_alone(primary: Side) -> bool:
+    """Whether somebody has used the primary on its own since the pair was begun, which has not been made yet."""
+    if is_empty(primary):
+        return False
+    term = read_term(primary)  # asked for last: what a pair that is made by now has written is nobody else's
+    return term is not None and term.generation == 0
 
 
 def what_is_wrong(name: str, record: Term | None, term: Term) -> str:
