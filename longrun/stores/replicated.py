@@ -45,7 +45,9 @@ class ReplicatedCheckpointStore(CheckpointStore):
     may be mistyped. If a store is lost, `replace` (or `longrun store replace`) puts an empty one in its place; the lost
     one is refused from then on. Whoever replaces a store says that no process uses it any more: one that does stops
     when it sees the new term, at the latest at its next check. Only a standby that is `behind` anyway does not keep the
-    other store from going on; `status().reason` says why it is not brought up to date.
+    other store from going on; `status().reason` says why it is not brought up to date. A store that loses everything
+    while the pair is at work (a Redis without a file of its own that is started again, say) is lost too, although it
+    answers: it is noticed before anything on the other one is changed for that.
 
     **Who may decide.** Automatic failover needs a `witness`, which all processes share, or `single_process=True`, which
     says that nobody else uses the two stores. Without either, a dead primary makes calls fail until somebody calls

@@ -8,10 +8,10 @@ otherwise, the execution is made equal on both before anything is acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from longrun.errors import StoreUnavailableError
+from longrun.errors import ExecutionNotFoundError, StoreUnavailableError
 from longrun.stored import Claim, Create, Loaded, Owner, Write
 from longrun.stores._replicated.mirror import MovedError, alike
 from longrun.stores._replicated.reading import ReadingBackend
@@ -33,6 +33,7 @@ class ReplicatedBackend(ReadingBackend):
         active = self._council.active
         try:
             answers: list[Answer] = active.write("commit", part)
+            self._check_unknown(active, answers)
         except LostError as lost:
             self._council.lost(lost)
             return self._part(part)
@@ -59,6 +60,7 @@ class ReplicatedBackend(ReadingBackend):
             return self._without(active, part, made)
         try:
             here = made | _answers(active, part, rest)
+            self._check_unknown(active, here.values())
         except LostError as lost:
             self._suspects |= {part[n].id for n in told}
             self._council.lost(lost)
@@ -68,6 +70,11 @@ class ReplicatedBackend(ReadingBackend):
         if odd or self._council.active is not active:
             here = self._settled(active, odd or [write.id for write in part], here, there)
         return [here[n] for n in range(len(part))]
+
+    def _check_unknown(self, active: Side, answers: Iterable[Answer]) -> None:
+        """What the active side does not know it may have lost, with everything else."""
+        if any(isinstance(answer, ExecutionNotFoundError) for answer in answers):
+            self._council.vouch_for(active)
 
     def _without(self, active: Side, part: Sequence[Write], made: dict[int, Answer]) -> list[Answer]:
         """The standby was lost on the way: the rest for the active side alone."""

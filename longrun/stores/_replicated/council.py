@@ -307,6 +307,27 @@ class Council:
             self.trouble = what_is_wrong(side.name, record, self._ruling())
             raise StoreSettingsError(KIND, self.trouble)
 
+    def vouch_for(self, side: Side) -> None:
+        """Raise if a store that the term needs knows nothing of the pair any more: it was emptied, or has begun anew
+        without its data, and what it says of executions is not the truth."""
+        if self.term is not None and is_needed(side.name, self.term) and read_term(side) is None:
+            raise LostError(side, StoreUnavailableError(KIND, what_is_wrong(side.name, None, self.term)))
+
+    def see_members(self) -> None:
+        """Go on without a store for which nobody can vouch."""
+        for side in self.sides.values():
+            try:
+                self.vouch_for(side)
+            except LostError as lost:
+                self.without(lost)
+
+    def _has_forgotten(self, side: Side) -> bool:
+        try:
+            self.vouch_for(side)
+        except LostError:
+            return True
+        return False
+
     def _refuse_company(self, newest: Term) -> None:
         """A second process that takes itself to be alone has made a newer term: this one does nothing more."""
         if self.rules.alone and newest.by != self.name:
@@ -414,10 +435,10 @@ class Council:
             raise lost.error
         if side is not self.active or (self.follow() and side is not self.active):
             return
-        if side.answers() and side.strikes < self.rules.strikes:
+        if side.answers() and side.strikes < self.rules.strikes and not self._has_forgotten(side):
             raise lost.error
         other = self._other(side)
-        if self._ruling().standby != LEVEL or not other.answers():
+        if self._ruling().standby != LEVEL or not other.answers() or self._has_forgotten(other):
             raise lost.error
         if not self.automatic:
             raise StoreUnavailableError(KIND, f"{lost.error.problem}; failover() makes the {other.name} active")
@@ -467,6 +488,7 @@ class Council:
         """The standby does not answer: go on without it, if that is allowed."""
         if self.follow() or not self.mirrors:
             return
+        self.vouch_for(self.active)
         self.propose(self.active.name, BEHIND)
         self._log.warning("replica.behind", side=self.standby.name, generation=self._ruling().generation)
 
@@ -498,7 +520,8 @@ class Council:
             raise StoreUnavailableError(KIND, f"the {new.name} is {self._ruling().standby}, not level: it lacks data")
         if not force:
             self.refuse_mended(new)
-        stays = self._ruling().standby == LEVEL and old.answers()
+        self.vouch_for(new)
+        stays = self._ruling().standby == LEVEL and old.answers() and not self._has_forgotten(old)
         if stays:
             self.before_switch()
         self.propose(new.name, LEVEL if stays else BEHIND, tail=self.rules.asynchronous and not stays)

@@ -26,11 +26,19 @@ class MovedError(Exception):
 class Mirror:
     """Writes to a standby. One repair at a time."""
 
-    def __init__(self, who: str, overtaken: Callable[[], bool], marks: Callable[[], bool], clock: Clock) -> None:
+    def __init__(
+        self,
+        who: str,
+        overtaken: Callable[[], bool],
+        marks: Callable[[], bool],
+        vouch_for: Callable[[Side], None],
+        clock: Clock,
+    ) -> None:
         """`who` names this process; `overtaken` says whether another one has changed the term; `marks`, whether the
         standby may become active as it is, so that also a copy of something new must be marked: it is not whole for a
-        moment, in which this process can die."""
+        moment, in which this process can die; `vouch_for` raises for a side that has forgotten the pair."""
         self._who, self._overtaken, self._marks, self._clock = who, overtaken, marks, clock
+        self._vouch_for = vouch_for
         self._repairing = threading.RLock()
         self.copied = 0
         self.unreadable: set[str] = set()
@@ -46,6 +54,8 @@ class Mirror:
 
         def allowed(id: str, replaces: bool) -> None:
             self._check()
+            for side in (source, target):  # nothing is lost because one of them was emptied
+                self._vouch_for(side)
             if id not in marks and (replaces or self._marks()):
                 marks[id] = mark(id, self._who)
                 mend(target, [marks[id]], self._clock.now())

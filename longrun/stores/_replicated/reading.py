@@ -27,6 +27,9 @@ from longrun.stores._replicated.term import RESERVED, Marks
 from longrun.stores._replicated.witness import DirectoryWitness, StoreWitness, Witness
 from longrun.stores.base import StoreBackend
 
+FINDS = frozenset({"load", "find", "count", "boundaries", "checkpoint", "messages", "owners"})
+"""What tells whether there is something. A store that has lost everything would say no."""
+
 
 class ReadingBackend(StoreBackend):
     kind = KIND
@@ -45,7 +48,8 @@ class ReadingBackend(StoreBackend):
         self._witness, self._rules, self._clock = witness, rules, clock
         self._council = Council(self._sides, witness, rules, clock)
         self._council.before_switch = self._bring_over
-        self._mirror = Mirror(self._council.name, self._council.overtaken, self._council.marks, clock)
+        council = self._council
+        self._mirror = Mirror(council.name, council.overtaken, council.marks, council.vouch_for, clock)
         self._lag = Lag(queue_limit, rules.strikes)
         self._council.compared = self._lag.clear
         self._gate = threading.RLock()
@@ -216,7 +220,10 @@ class ReadingBackend(StoreBackend):
     def _read(self, call: str, *args: Any, **options: Any) -> Any:
         side = self._council.active
         try:
-            return side.read(call, *args, **options)
+            answer = side.read(call, *args, **options)
+            if not answer and call in FINDS:
+                self._council.vouch_for(side)
+            return answer
         except LostError as lost:
             with self._at_the_gate():
                 side = self._council.instead(lost)

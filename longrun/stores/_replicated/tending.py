@@ -129,6 +129,8 @@ class TendedBackend(ReplicatedBackend):
             if not self._council.active.healthy:
                 self._look_at_active()
             with self._at_the_gate():
+                if all(health):
+                    self._council.see_members()
                 self._go_on_copying()
             if all(health) and self._due_to_join():
                 self._resync()
