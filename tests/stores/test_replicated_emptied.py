@@ -100,6 +100,25 @@ def test_a_secondary_that_was_emptied_is_not_level(quick: Callable[..., Pair], m
         assert_equal(pair.primary, pair.secondary)
 
 
+def test_what_an_emptied_secondary_got_before_that_was_seen_keeps_nobody_from_going_on(
+    quick: Callable[..., Pair],
+) -> None:
+    """It is not empty then, and has no part in the pair: whoever starts next goes on with the primary alone."""
+    pair = quick()
+    with opened(pair.backend) as backend:
+        emptied(pair.secondary)
+        created(backend, create("a"))
+        with pytest.raises(StoreSettingsError):
+            backend.check()
+    again = pair.again()
+    with opened(again.backend) as backend:
+        assert (again.status().active, again.status().standby) == ("primary", "behind")
+        created(backend, create("b"))
+        with pytest.raises(StoreSettingsError, match="the secondary has executions of its own"):
+            backend.check()
+    assert ids(pair.secondary) == ["a"]
+
+
 def test_by_hand_nobody_takes_an_emptied_store_for_the_truth(quick: Callable[..., Pair]) -> None:
     """Without a witness, and with other processes, calls fail until somebody has decided; nothing is lost by then."""
     pair = quick(single_process=False)

@@ -296,7 +296,7 @@ class Council:
             return
         for side in self.sides.values():
             if is_needed(side.name, term) and not is_member(side.name, record := read_term(side), term):
-                self._wait(what_is_wrong(side.name, record, term))
+                self._wait(what_is_wrong(side, record, term))
                 raise StoreUnavailableError(KIND, self.trouble)
         if term.standby != BEHIND:
             self._met = term.pair
@@ -304,14 +304,14 @@ class Council:
     def admit(self, side: Side) -> None:
         """Before a store that was away is written to again: it must be the one that went."""
         if not is_member(side.name, record := read_term(side), self._ruling()):
-            self.trouble = what_is_wrong(side.name, record, self._ruling())
+            self.trouble = what_is_wrong(side, record, self._ruling())
             raise StoreSettingsError(KIND, self.trouble)
 
     def vouch_for(self, side: Side) -> None:
         """Raise if a store that the term needs knows nothing of the pair any more: it was emptied, or has begun anew
         without its data, and what it says of executions is not the truth."""
         if self.term is not None and is_needed(side.name, self.term) and read_term(side) is None:
-            raise LostError(side, StoreUnavailableError(KIND, what_is_wrong(side.name, None, self.term)))
+            raise LostError(side, StoreUnavailableError(KIND, what_is_wrong(side, None, self.term)))
 
     def see_members(self) -> None:
         """Go on without a store for which nobody can vouch."""

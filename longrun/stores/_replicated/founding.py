@@ -84,8 +84,8 @@ class Founding:
                     self._witness.propose(newest)
 
     def check(self, newest: Term, records: Mapping[str, Term | None]) -> str:
-        """Refuse a store that is none of the two. A standby that is not in use, and empty, is only left out: the other
-        one goes on alone, and this is why."""
+        """Refuse a store that is none of the two. A standby that is not in use, and knows no pair, is only left out:
+        the other one goes on alone, and this is why."""
         if not any(records.values()) and len(records) == 2:
             raise StoreSettingsError(
                 KIND,
@@ -94,10 +94,8 @@ class Founding:
             )
         strange = ""
         for name, record in records.items():
-            if record is None and not is_empty(self._sides[name]):
-                raise StoreSettingsError(KIND, f"the {name} has executions of its own; give an empty store")
             if not is_member(name, record, newest):
-                strange = what_is_wrong(name, record, newest)
+                strange = what_is_wrong(self._sides[name], record, newest)
                 if record is not None or is_needed(name, newest):
                     raise StoreSettingsError(KIND, strange)
                 self._log.warning("replica.stranger", side=name)

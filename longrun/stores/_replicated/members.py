@@ -61,8 +61,11 @@ def used_alone(primary: Side) -> bool:
     return term is not None and term.generation == 0
 
 
-def what_is_wrong(name: str, record: Term | None, term: Term) -> str:
+def what_is_wrong(side: Side, record: Term | None, term: Term) -> str:
     """Why a store is none of the two, and what to do."""
+    name = side.name
+    if record is None and not is_empty(side):
+        return f"the {name} has executions of its own and knows nothing of this pair; give an empty store"
     if record is None:
         return (
             f"the {name} is empty and knows nothing of this pair: give the store that was its {name}; if that one is"

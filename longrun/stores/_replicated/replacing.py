@@ -41,7 +41,7 @@ def replace(council: Council, part: str, clock: Clock, *, force: bool) -> None:
 
 def _check_both(newest: Term, records: dict[str, Term | None], new: Side, stays: Side) -> None:
     if not is_member(stays.name, records[stays.name], newest):
-        raise StoreSettingsError(KIND, what_is_wrong(stays.name, records[stays.name], newest))
+        raise StoreSettingsError(KIND, what_is_wrong(stays, records[stays.name], newest))
     if is_member(new.name, records[new.name], newest):
         raise StoreSettingsError(KIND, f"the {new.name} is in this pair already: there is nothing to replace")
     if records[new.name] is not None or not is_empty(new):
