@@ -35,6 +35,7 @@ class ManualClock(Clock):
     With `autojump` they pass by themselves: when every task waits, time jumps to the next moment somebody waits for. A
     heartbeat is such a moment too, and a jump takes a twentieth of a second: give the executor the config `CALM`.
     While a store is at work time stands still, for some seconds at most; a step thread at work counts as waiting. A
+    step's `timeout`, and the `timeout=` of a call, are those of the machine's clock: they bound what really happens. A
     single `advance` past the length of a lease is to the store what a machine is that stood still: the lease has run
     out before anybody could renew it.
     """
