@@ -21,11 +21,11 @@ from longrun.stores._replicated.members import (
     is_member,
     is_needed,
     same_origin,
-    unfinished,
     used_alone,
     what_is_wrong,
 )
 from longrun.stores._replicated.side import LostError, Side
+from longrun.stores._replicated.survey import Surveyor
 from longrun.stores._replicated.term import (
     BEHIND,
     JOINING,
@@ -37,7 +37,6 @@ from longrun.stores._replicated.term import (
 )
 from longrun.stores._replicated.witness import Witness
 
-BOTH_NEEDED = "both stores must answer when they become a pair"
 OVERTAKEN = "another process changed the parts of the two stores meanwhile"
 
 
@@ -51,22 +50,6 @@ class Rules:
     max_failovers: int
     strikes: int
     """Failed writes in a row after which a side that still answers a ping counts as lost."""
-
-
-@attrs.frozen(kw_only=True)
-class Survey:
-    """What can be known of a pair now."""
-
-    records: dict[str, Term | None]
-    """What each side that answers has on record."""
-    told: Term | None
-    """What the witness says."""
-
-    @property
-    def newest(self) -> Term | None:
-        """None if the two are no pair yet."""
-        found = [term for term in (*self.records.values(), self.told) if term is not None and term.generation > 0]
-        return max(found, key=lambda term: term.generation, default=None)
 
 
 class Council:
@@ -99,6 +82,7 @@ class Council:
         self._witness = witness
         self._clock = clock
         self._founding = Founding(self.sides, witness, clock, self.name)
+        self.surveyor = Surveyor(self.sides, witness, self._founding)
         self._log = get_logger(store=KIND)
 
     @property
@@ -148,7 +132,7 @@ class Council:
         """At the start, and until it is known: find the newest term. Without one the store waits, and says why."""
         if self.company:
             raise StoreUnavailableError(KIND, self.trouble)
-        newest, found, strange = self._agreed()
+        newest, found, strange = self.surveyor.agreed(looks=self.looks)
         records, told = found.records, found.told
         unseen = [name for name in self.sides if name not in records]
         lonely = newest.standby != LEVEL and newest.active in records
@@ -162,65 +146,11 @@ class Council:
         with contextlib.suppress(LostError):  # a side that is away is looked at again when it is back
             self._refuse_old(newest, records)
 
-    def _agreed(self) -> tuple[Term, Survey, str]:
-        """The newest term of the pair, what can be known of it, and why the standby is left out, if it is. What was
-        asked one after the other need not fit together while another process makes the pair: it is asked again before
-        a store is refused."""
-        before: Survey | None = None
-        while True:
-            newest, found = self._survey_of_pair()
-            try:
-                strange = self._founding.check(newest, found.records)
-                if not strange or found == before:
-                    return newest, found, strange
-            except StoreSettingsError:
-                if found == before:
-                    raise
-            before = found
-
-    def _survey_of_pair(self) -> tuple[Term, Survey]:
-        """The two become a pair if they are none."""
-        found = self.survey()
-        if not found.records:
-            raise StoreUnavailableError(KIND, "neither the primary nor the secondary answers")
-        if found.newest is None:
-            self._make_pair(found.records)
-            found = self.survey()
-        newest = found.newest
-        if newest is None:
-            raise StoreUnavailableError(KIND, BOTH_NEEDED)
-        if unfinished(found.records, newest) and not self.looks:
-            found = attrs.evolve(found, records=self._founding.finish(newest))
-        return found.newest or newest, found
-
-    def survey(self) -> Survey:
-        """Ask both sides and the witness."""
-        records: dict[str, Term | None] = {}
-        for name, side in self.sides.items():
-            with contextlib.suppress(LostError):
-                if side.answers():
-                    records[name] = read_term(side)
-        return Survey(records=records, told=self._told())
-
-    def _make_pair(self, records: dict[str, Term | None]) -> None:
-        if self.looks:
-            raise StoreUnavailableError(KIND, "the two stores are no pair yet")
-        if len(records) < 2:
-            raise StoreUnavailableError(KIND, BOTH_NEEDED)
-        self._founding.found()
-
     def announce(self) -> None:
         """A term of this process's own, so that a second one that takes itself to be alone is found out."""
         alone = self.rules.alone and not self.looks
         if alone and self.term is not None and all(side.healthy for side in self.sides.values()):
             self.propose(self.term.active, self.term.standby)
-
-    def _told(self) -> Term | None:
-        if self._witness is None:
-            return None
-        with contextlib.suppress(StoreUnavailableError):
-            return self._witness.read()
-        return None
 
     def _wait(self, trouble: str) -> None:
         self.term, self.trouble = None, trouble
@@ -262,7 +192,7 @@ class Council:
 
     def newest(self) -> Term | None:
         """What the witness and the sides say now of this pair, as far as they answer."""
-        found, term = [self._told()], self.term
+        found, term = [self.surveyor.told()], self.term
         for side in self.sides.values():
             with contextlib.suppress(LostError):
                 found.append(read_term(side))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from longrun.clock import Clock
 from longrun.errors import ConfigError, StoreSettingsError, StoreUnavailableError
-from longrun.stores._replicated.council import OVERTAKEN, Council, Survey
+from longrun.stores._replicated.council import OVERTAKEN, Council
 from longrun.stores._replicated.founding import KIND
 from longrun.stores._replicated.members import is_empty, is_member, renamed, what_is_wrong
 from longrun.stores._replicated.side import LostError, Side
+from longrun.stores._replicated.survey import Survey
 from longrun.stores._replicated.term import BEHIND, LEVEL, Term, read_term, write_term
 
 
@@ -23,7 +24,7 @@ def replace(council: Council, part: str, clock: Clock, *, force: bool) -> None:
     stays = next(side for side in council.sides.values() if side is not new)
     if stays.answers() and not read_term(stays):  # before the new one is made
         raise StoreSettingsError(KIND, f"the {stays.name} is in no pair: there is nothing to replace")
-    found = council.survey()
+    found = council.surveyor.survey()
     if len(found.records) < 2:
         raise StoreUnavailableError(KIND, "both stores must answer when one is replaced")
     newest = found.newest
