@@ -99,6 +99,7 @@ class FileBackend(StoreBackend):
         parts, self._parts = self._parts, None
         if parts is not None:
             parts.writes.close()
+            parts.finished.close()
             parts.place.close()
 
     @property

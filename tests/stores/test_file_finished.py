@@ -328,6 +328,48 @@ def test_the_index_is_written_anew_when_most_of_it_is_gone(path: Path, monkeypat
         assert sorted(found(backend)) == ["x0", "x4"]
 
 
+def test_an_index_that_somebody_knows_is_never_taken_for_a_later_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system gives the inode of a file that is gone to the next one, which may have grown beyond it."""
+    monkeypatch.setattr(index, "GONE_LIMIT", -100)  # with each that goes
+    backend, other = FileBackend(path), FileBackend(path)
+    ids = [f"x{n}" for n in range(5)]
+    with opened(backend), opened(other):
+        assert not found(other, states=frozenset({ExecutionState.FAILED}))
+        assert sorted(found(other)) == ids
+        known = (path / "finished.jsonl").stat().st_ino
+        for n in range(8):
+            created(backend, create(f"failed {n}", ExecutionState.FAILED))
+            assert backend.delete([ids.pop(0)]) == [True]
+            backend.close()  # what has ended moves away
+            backend.open()
+            ids.append(f"failed {n}")
+            assert (path / "finished.jsonl").stat().st_ino != known
+        assert sorted(found(other)) == sorted(ids)
+        assert len(found(other, states=frozenset({ExecutionState.FAILED}))) == 5
+    assert not list((path / "quarantine").iterdir())
+
+
+def test_a_listing_misses_nothing_where_the_index_is_written_anew_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "GONE_LIMIT", -100)
+    backend, other = FileBackend(path), FileBackend(path)
+    original = index.Finished._ordered
+
+    def overtaken(finished: index.Finished) -> list[index.Row]:
+        rows = original(finished)
+        assert other.delete(["x4", "x0", "x1"]) == [True] * 3
+        return rows
+
+    with opened(backend), opened(other):
+        monkeypatch.setattr(index.Finished, "_ordered", overtaken)
+        assert [one.definition.id for one in backend.find(Query())] == ["x4", "x3", "x2", "x1", "x0"]
+        monkeypatch.undo()
+        assert found(backend) == ["x3", "x2"]
+
+
 def test_a_line_of_the_index_that_cannot_be_read_is_kept_aside(path: Path) -> None:
     lines = (path / "finished.jsonl").read_bytes()
     (path / "finished.jsonl").write_bytes(lines.replace(b'"id":"x3"', b'"id":"x9"'))

@@ -62,6 +62,10 @@ class Disk:
     def close(self, fd: int) -> None:
         os.close(fd)
 
+    def again(self, fd: int) -> int:
+        """Another descriptor of an open file."""
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+
     def chmod(self, fd: int, mode: int) -> None:
         os.fchmod(fd, mode)
 
@@ -252,6 +256,35 @@ class Folder:
     def sync(self) -> None:
         """Make created, renamed and removed names durable."""
         self.disk.fsync(self.fd)
+
+
+class HeldFile:
+    """A file that is added to, and now and then replaced by another one. It is held open: what was read of it is true
+    of the file of that inode only as long as no other one can get that."""
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        self._folder, self._name = folder, name
+        self.fd = self._ino = -1
+
+    def look(self) -> os.stat_result | None:
+        """Have the file open that has the name now; None if there is none."""
+        status = self._folder.stat(self._name)
+        if status is not None and status.st_ino == self._ino:
+            return status
+        try:
+            fd = self._folder.open(self._name)
+        except FileNotFoundError:
+            self.close()
+            return None
+        status = self._folder.disk.fstat(fd)
+        self.close()
+        self.fd, self._ino = fd, status.st_ino
+        return status
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            close_all(self._folder.disk, (self.fd,))
+        self.fd = self._ino = -1
 
 
 def open_folder(disk: Disk, path: str, dir_fd: int | None = None, *, follow: bool = False) -> Folder:

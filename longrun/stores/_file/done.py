@@ -18,7 +18,7 @@ from longrun.logging import Log
 from longrun.records import FINISHED, ExecutionState
 from longrun.stored import Definition, Head, Query, Stored
 from longrun.stores._file.contents import Contents, remains
-from longrun.stores._file.disk import UnreadableFileError, read_range, write_all
+from longrun.stores._file.disk import HeldFile, UnreadableFileError, close_all, read_range, write_all
 from longrun.stores._file.entry import Entry, Mark, mark_of
 from longrun.stores._file.forms import definition_form, definition_from, head_form, head_from
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, dumped, pack, unpack_any
@@ -70,6 +70,7 @@ class Finished:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._lock = threading.Lock()
+        self._file = HeldFile(place.top, FINISHED_INDEX)
         self._rows: dict[str, Row] = {}
         self._order: list[Row] | None = []
         self._children: dict[str, dict[str, Row]] = {}
@@ -83,6 +84,11 @@ class Finished:
         self._skim = Skim(place, FINISHED_INDEX, FINISHED_NOTE, _HEADER)
         self._log = Log()
 
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+        self._skim.close()
+
     # reading
 
     def find(self, query: Query, live: set[str]) -> Iterator[Stored]:
@@ -91,10 +97,11 @@ class Finished:
         with self._lock:
             self._refresh()
             rows = self._ordered() if query.parent_id is None else self._children_of(query.parent_id)
+            if not rows:
+                return
+            fd = self._place.disk.again(self._file.fd)  # the rows are of this one, whatever others put in its place
         after = query.after
-        if not rows:
-            return
-        with self._place.top.opened(FINISHED_INDEX) as fd:
+        try:
             for row in rows:
                 if (
                     row.id in live
@@ -105,6 +112,8 @@ class Finished:
                 stored = self._stored(fd, row)
                 if stored is not None and matches(stored.definition, stored.head, query):
                     yield stored
+        finally:
+            close_all(self._place.disk, (fd,))
 
     def count(self, query: Query, live: set[str]) -> dict[ExecutionState, int]:
         counts: dict[ExecutionState, int] = {}
@@ -207,7 +216,7 @@ class Finished:
         try:
             identity, line = unpack_any(self._place.disk.pread(fd, row.size, row.start))
         except (BrokenLineError, ForeignLineError):
-            return None  # the index was written anew in this moment
+            return None  # it was damaged since
         return Stored(definition=_definition(identity.id, line.fields), head=head_from(line.fields["head"]))
 
     def _ordered(self) -> list[Row]:
@@ -219,22 +228,16 @@ class Finished:
         return _newest_first(self._children.get(parent, {}).values())
 
     def _refresh(self) -> None:
-        place = self._place
-        try:
-            fd = place.top.open(FINISHED_INDEX)
-        except FileNotFoundError:
+        place, status = self._place, self._file.look()
+        if status is None:
             self._start_over(-1, broken=self._any_journal())
             return
-        try:
-            status = place.disk.fstat(fd)
-            if status.st_ino != self._ino or status.st_size < self._end:
-                first = place.disk.pread(fd, len(_HEADER), 0)
-                self._start_over(status.st_ino, broken=first != _HEADER)
-                self._end = len(_HEADER) if first == _HEADER else 0
-            if status.st_size > self._end:
-                self._take_in(read_range(place.disk, fd, self._end))
-        finally:
-            place.disk.close(fd)
+        if status.st_ino != self._ino or status.st_size < self._end:
+            first = place.disk.pread(self._file.fd, len(_HEADER), 0)
+            self._start_over(status.st_ino, broken=first != _HEADER)
+            self._end = len(_HEADER) if first == _HEADER else 0
+        if status.st_size > self._end:
+            self._take_in(read_range(place.disk, self._file.fd, self._end))
 
     def _start_over(self, ino: int, *, broken: bool) -> None:
         self._rows, self._order, self._children, self._end, self._gone = {}, None, {}, 0, 0

@@ -10,6 +10,7 @@ they still fit the checksum is compared before that answer is given, or, by an o
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from zlib import crc32
 
 import attrs
 
-from longrun.stores._file.disk import READ_SIZE, read_range
+from longrun.stores._file.disk import READ_SIZE, HeldFile, read_range
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, all_fit, pack, unpack
 from longrun.stores._file.place import Place
 
@@ -48,6 +49,7 @@ class Skim:
     def __init__(self, place: Place, name: str, note: str, header: bytes) -> None:
         self._place, self._name, self._note, self._header = place, name, note, header
         self._lock = threading.Lock()
+        self._file = HeldFile(place.top, name)
         self._ino = -1
         self._sound = self._crc = 0
         """How far every line was found to fit, and the checksum of all of that."""
@@ -62,15 +64,20 @@ class Skim:
 
     def lacks(self, texts: Iterable[Iterable[bytes]]) -> bool:
         """Whether the file is whole and sound, and no line of it can hold one of each of the lists."""
-        try:
-            with self._lock, self._place.top.opened(self._name) as fd:
-                self._notice(fd)
-                lacks = any(all(self._is_free(fd, one) for one in some) for some in texts) and self._is_sound(fd)
-                if lacks and self._read > NOTE_OVER:
-                    self._leave_note(fd)
-                return lacks
-        except FileNotFoundError:
-            return False
+        with self._lock:
+            status = self._file.look()
+            if status is None:
+                return False
+            fd = self._file.fd
+            self._notice(fd, status)
+            lacks = any(all(self._is_free(fd, one) for one in some) for some in texts) and self._is_sound(fd)
+            if lacks and self._read > NOTE_OVER:
+                self._leave_note(fd)
+            return lacks
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
 
     @property
     def is_proven(self) -> bool:
@@ -92,9 +99,8 @@ class Skim:
                     self._start_over(ino)
         return fits
 
-    def _notice(self, fd: int) -> None:
+    def _notice(self, fd: int, status: os.stat_result) -> None:
         """Forget what was remembered if it is another file now; somebody else may know that one."""
-        status = self._place.disk.fstat(fd)
         if status.st_ino == self._ino and status.st_size >= max([self._sound, *self._free.values()]):
             return
         self._start_over(status.st_ino)
