@@ -186,30 +186,45 @@ class FileBackend(StoreBackend):
         return self._read(id, _head)
 
     def find(self, query: Query) -> list[Stored]:
-        parts = self._open
-        with _Guarded("a listing failed"):
-            rows, live = self._live(query)
-            if query.after is not None:
-                rows = [row for row in rows if _position(row) < query.after]
-            rows.sort(key=_position, reverse=True)
-            rows = rows[: query.limit]
-            if live is None:
-                return rows
-            for stored in parts.finished.find(query, live):
-                rows.append(stored)
-                if len(rows) >= 2 * query.limit:
-                    break
-            rows.sort(key=_position, reverse=True)
-            page = rows[: query.limit]
-            return [row if row.definition.id in live else parts.finished.checked(row) for row in page]
+        return self._listed(self._page, query)
+
+    def _page(self, query: Query) -> list[Stored]:
+        finished = self._open.finished
+        rows, live = self._live(query)
+        if query.after is not None:
+            rows = [row for row in rows if _position(row) < query.after]
+        rows.sort(key=_position, reverse=True)
+        rows = rows[: query.limit]
+        if live is None:
+            return rows
+        for stored in finished.find(query, live):
+            rows.append(stored)
+            if len(rows) >= 2 * query.limit:
+                break
+        rows.sort(key=_position, reverse=True)
+        page = rows[: query.limit]
+        return [row if row.definition.id in live else finished.checked(row) for row in page]
 
     def count(self, query: Query) -> dict[ExecutionState, int]:
+        return self._listed(self._counts, query)
+
+    def _counts(self, query: Query) -> dict[ExecutionState, int]:
+        rows, live = self._live(query)
+        counts = {} if live is None else self._open.finished.count(query, live)
+        for row in rows:
+            counts[row.head.state] = counts.get(row.head.state, 0) + 1
+        return counts
+
+    def _listed(self, look: Callable[[Query], T], query: Query) -> T:
+        """What live/ and then the index show. What comes back for a retry in between is in neither: look again."""
+        finished = self._open.finished
         with _Guarded("a listing failed"):
-            rows, live = self._live(query)
-            counts = {} if live is None else self._open.finished.count(query, live)
-            for row in rows:
-                counts[row.head.state] = counts.get(row.head.state, 0) + 1
-            return counts
+            for _ in range(TRIES):
+                returned = finished.returned
+                found = look(query)
+                if finished.returned == returned:
+                    return found
+        raise StoreUnavailableError(KIND, "executions keep moving")
 
     def _live(self, query: Query) -> tuple[list[Stored], set[str] | None]:
         """What matches in live/, and every id there; None for these if nothing in done/ can match."""

@@ -17,7 +17,7 @@ from longrun.stores._file import skim
 from longrun.stores._file.disk import Disk
 from longrun.stores._file.lines import Identity, all_fit, pack
 from longrun.stores.file import FileBackend
-from longrun.testing.samples import NOW, create, owned
+from longrun.testing.samples import NOW, claim, create, owned
 from tests.stores.file_tools import created, opened
 
 COMPLETED, BLOCKED = ExecutionState.COMPLETED, ExecutionState.BLOCKED
@@ -368,6 +368,30 @@ def test_a_listing_misses_nothing_where_the_index_is_written_anew_meanwhile(
         assert [one.definition.id for one in backend.find(Query())] == ["x4", "x3", "x2", "x1", "x0"]
         monkeypatch.undo()
         assert found(backend) == ["x3", "x2"]
+
+
+@pytest.mark.parametrize("looked_up", [0, 1], ids=["first look", "later"])
+def test_what_comes_back_while_it_is_listed_is_shown(
+    path: Path, monkeypatch: pytest.MonkeyPatch, looked_up: int
+) -> None:
+    """It was not in live/ when that was looked at, and is not in the index any more."""
+    with opened(FileBackend(path)) as other:
+        created(other, create("a", ExecutionState.FAILED))
+    backend, other = FileBackend(path), FileBackend(path)
+    ids = ["a", *(f"x{n}" for n in range(5))]
+    original = FileBackend._live
+
+    def overtaken(self: FileBackend, query: Query) -> Any:
+        live = original(self, query)
+        other.claim(claim("other", ids=("a",), states=frozenset({ExecutionState.FAILED})))
+        return live
+
+    with opened(backend), opened(other):
+        for _ in range(looked_up):
+            assert sorted(found(backend)) == ids
+        monkeypatch.setattr(FileBackend, "_live", overtaken)
+        assert sorted(one.definition.id for one in backend.find(Query())) == ids
+        assert sum(backend.count(Query()).values()) == 6
 
 
 def test_a_line_of_the_index_that_cannot_be_read_is_kept_aside(path: Path) -> None:

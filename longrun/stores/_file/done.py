@@ -79,6 +79,8 @@ class Finished:
         self._end = 0
         self._gone = 0
         self._broken = False
+        self.returned = 0
+        """Changes when one was found to have come back into live/, or may have."""
         self._names: dict[str, str] = {}
         self._good: dict[str, Mark] = {}
         self._skim = Skim(place, FINISHED_INDEX, FINISHED_NOTE, _HEADER)
@@ -240,6 +242,7 @@ class Finished:
             self._take_in(read_range(place.disk, self._file.fd, self._end))
 
     def _start_over(self, ino: int, *, broken: bool) -> None:
+        self.returned += self._ino >= 0
         self._rows, self._order, self._children, self._end, self._gone = {}, None, {}, 0, 0
         self._ino, self._broken = ino, broken
 
@@ -279,6 +282,7 @@ class Finished:
             self._children.get(known.parent or "", {}).pop(id, None)
         if fields["kind"] == "gone":
             self._gone += 1
+            self.returned += "back" in fields
             return
         definition, head = _definition(id, fields), head_from(fields["head"])  # type: ignore[arg-type]  # JSON of ours
         workflow = self._names.setdefault(definition.workflow, definition.workflow)
@@ -304,6 +308,10 @@ class Finished:
 
     def remove(self, ids: Iterable[str]) -> None:
         self._append([pack(Identity(id, 0), 1, {"kind": "gone"}) for id in ids])
+
+    def give_back(self, id: str) -> None:
+        """It is in live/ again."""
+        self._append([pack(Identity(id, 0), 1, {"kind": "gone", "back": True})])
 
     def _append(self, lines: list[bytes]) -> None:
         if not lines:

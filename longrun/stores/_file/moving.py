@@ -150,4 +150,4 @@ def bring_back(place: Place, finished: Finished, id: str, gen: int) -> None:
     place.disk.rename(done_name(stem), journal_name(stem, gen), place.done.fd, place.live.fd)
     place.live.sync()
     place.inbox.sync()
-    finished.remove([id])
+    finished.give_back(id)
