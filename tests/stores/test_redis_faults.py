@@ -19,6 +19,7 @@ from longrun.errors import ConfigError, LongrunError, StoreSettingsError, StoreU
 from longrun.queues import QueueLimit
 from longrun.records import ExecutionState
 from longrun.stored import Head, Query, Save
+from longrun.stores._redis import watching
 from longrun.stores._redis.link import KEPT, Link, Options, Server
 from longrun.stores.redis import RedisBackend, RedisCheckpointStore
 from longrun.stores.store import CheckpointStore
@@ -453,6 +454,44 @@ def test_who_may_not_publish_is_warned_and_writes_all_the_same(
         assert store.commit([new]) == [False]
     finally:
         store.close()
+
+
+def test_who_may_not_subscribe_is_told_however_late_the_refusal_comes(
+    backend: RedisBackend, disposable_redis: RedisServer, admin: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever believed to hear the others would not even look now and then. Without the refusal it hears them."""
+    admin.execute_command("ACL", "SETUSER", "deaf", "on", ">pw", "~*", "resetchannels", "+@all")
+    store = RedisBackend(f"{disposable_redis.url}&username=deaf&password=pw")
+    store.open()
+    original, waits = redis.client.PubSub.get_message, iter([True] * 6)
+
+    def late(*args: Any, **options: Any) -> Any:
+        return None if next(waits, False) else original(*args, **options)
+
+    monkeypatch.setattr(redis.client.PubSub, "get_message", late)
+    for _ in range(2):
+        with pytest.raises(StoreSettingsError, match="may not run a command"):
+            store.wait(PATIENCE)
+    admin.execute_command("ACL", "SETUSER", "deaf", "allchannels")
+    assert store.wait(PATIENCE) is True
+    assert store.wait(0.2) is False
+    backend.commit([create("a")])
+    assert store.wait(PATIENCE) is True
+    store.close()
+
+
+def test_who_waits_for_the_answer_to_its_subscription_can_be_woken(
+    backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(redis.client.PubSub, "get_message", lambda *args, **options: None)
+        backend.wake()
+        assert backend.wait(PATIENCE) is True
+        patched.setattr(watching, "PATIENCE", 0.0)
+        with pytest.raises(StoreUnavailableError):
+            backend.wait(PATIENCE)
+    assert backend.wait(PATIENCE) is True
+    assert backend.wait(0.1) is False
 
 
 def test_who_opens_the_store_is_no_news(backend: RedisBackend, disposable_redis: RedisServer) -> None:

@@ -15,6 +15,8 @@ from longrun.stores._redis.link import Link
 
 LOOK = 0.05
 """Seconds after which a wait looks whether it was woken from this process."""
+PATIENCE = 5.0
+"""Seconds in which a server should have answered that it will pass on what is said."""
 AT_ONCE = 1 << 16
 """Bytes that are taken in at once."""
 
@@ -63,7 +65,14 @@ class Watch:
         subscription = self._link.client.pubsub()
         try:
             subscription.subscribe(self._link.channel)
-            subscription.get_message(timeout=LOOK)
+            deadline = time.monotonic() + PATIENCE
+            while subscription.get_message(timeout=LOOK) is None:  # a refusal is for the driver to read, however late
+                if self._woken.is_set():
+                    self._woken.clear()
+                    subscription.close()
+                    return
+                if time.monotonic() > deadline:
+                    raise TimeoutError
             connection = subscription.connection
             is_checked = getattr(connection, "health_check_interval", 0)  # the answers are for the driver to read
             self._socket = None if is_checked else getattr(connection, "_sock", None)
