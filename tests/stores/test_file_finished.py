@@ -394,6 +394,39 @@ def test_what_comes_back_while_it_is_listed_is_shown(
         assert sum(backend.count(Query()).values()) == 6
 
 
+class CrashError(BaseException):
+    """Nothing after this is done any more."""
+
+
+def test_a_deletion_that_a_crash_cut_short_leaves_nothing_that_is_only_listed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is shown can be loaded, and what is gone is not counted: before and after the index is written anew."""
+
+    def crash(finished: index.Finished, ids: list[str]) -> None:
+        raise CrashError
+
+    backend, other = FileBackend(path), FileBackend(path)
+    with opened(other), opened(backend), monkeypatch.context() as patched:
+        assert len(found(other)) == 5
+        patched.setattr(index.Finished, "remove", crash)
+        with pytest.raises(CrashError):
+            backend.delete(["x0", "x3"])
+        left = ["x4", "x2", "x1"]
+        assert [other.load(id) for id in ("x0", "x3")] == [None, None]
+        assert found(other) == found(other, states=frozenset({COMPLETED})) == left
+    with opened(backend):
+        assert found(backend) == left
+        created(backend, create("x3", COMPLETED))
+    with opened(backend):
+        assert sorted(found(backend)) == ["x1", "x2", "x3", "x4"]
+        monkeypatch.setattr(index, "GONE_LIMIT", -100)
+        assert backend.delete(["x3"]) == [True]
+        assert b'"going"' not in (path / "finished.jsonl").read_bytes()
+        assert b'"id":"x0"' not in (path / "finished.jsonl").read_bytes()
+        assert found(backend) == left
+
+
 def test_a_line_of_the_index_that_cannot_be_read_is_kept_aside(path: Path) -> None:
     lines = (path / "finished.jsonl").read_bytes()
     (path / "finished.jsonl").write_bytes(lines.replace(b'"id":"x3"', b'"id":"x9"'))

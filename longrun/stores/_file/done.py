@@ -79,6 +79,8 @@ class Finished:
         self._end = 0
         self._gone = 0
         self._broken = False
+        self._going: set[str] = set()
+        """Of these somebody began the deletion: they are there as long as their journals are."""
         self.returned = 0
         """Changes when one was found to have come back into live/, or may have."""
         self._names: dict[str, str] = {}
@@ -109,6 +111,7 @@ class Finished:
                     row.id in live
                     or (after is not None and (row.created, row.id) >= after)
                     or not _may_match(row, query)
+                    or self._is_gone(row.id)
                 ):
                     continue
                 stored = self._stored(fd, row)
@@ -125,7 +128,7 @@ class Finished:
                 self._refresh()
                 rows = list(self._rows.values())
             for row in rows:
-                if row.id not in live and _may_match(row, query):
+                if row.id not in live and _may_match(row, query) and not self._is_gone(row.id):
                     counts[row.state] = counts.get(row.state, 0) + 1
             return counts
         for stored in self.find(attrs.evolve(query, after=None), live):
@@ -214,6 +217,10 @@ class Finished:
             row = self._rows.get(id)
             return None if row is None else row.state
 
+    def _is_gone(self, id: str) -> bool:
+        """Whether a crash cut its deletion short when only its line was left."""
+        return id in self._going and self._place.done.stat(done_name(stem_of(id))) is None
+
     def _stored(self, fd: int, row: Row) -> Stored | None:
         try:
             identity, line = unpack_any(self._place.disk.pread(fd, row.size, row.start))
@@ -244,6 +251,7 @@ class Finished:
     def _start_over(self, ino: int, *, broken: bool) -> None:
         self.returned += self._ino >= 0
         self._rows, self._order, self._children, self._end, self._gone = {}, None, {}, 0, 0
+        self._going = set()
         self._ino, self._broken = ino, broken
 
     def _any_journal(self) -> bool:
@@ -276,6 +284,11 @@ class Finished:
         self._order = None
 
     def _take_line(self, id: str, fields: dict[str, object], start: int, size: int) -> None:
+        if fields["kind"] == "going":
+            self._gone += 1
+            self._going.add(id)
+            return
+        self._going.discard(id)
         known = self._rows.pop(id, None)
         if known is not None:
             self._gone += 1
@@ -305,6 +318,10 @@ class Finished:
         self._append(
             [_line(definition, born, entry.gen, head) for entry in ended for born, definition, head in [entry.records]]
         )
+
+    def remove_soon(self, ids: Iterable[str]) -> None:
+        """Their journals are about to go. Whoever dies in the middle of that leaves lines of what is not there."""
+        self._append([pack(Identity(id, 0), 1, {"kind": "going"}) for id in ids])
 
     def remove(self, ids: Iterable[str]) -> None:
         self._append([pack(Identity(id, 0), 1, {"kind": "gone"}) for id in ids])
@@ -358,7 +375,8 @@ class Finished:
         if not self._rows:
             return {}
         data = self._place.top.read(FINISHED_INDEX)
-        return {id: data[row.start : row.start + row.size] + b"\n" for id, row in self._rows.items()}
+        rows = [row for row in self._rows.values() if not self._is_gone(row.id)]
+        return {row.id: data[row.start : row.start + row.size] + b"\n" for row in rows}
 
     def _from_journal(self, stem: str) -> Iterator[tuple[str, bytes]]:
         spot = done_spot(self._place, stem)

@@ -1,8 +1,8 @@
 """Deleting finished executions, and what cannot be read at all, with everything that belongs to them.
 
 Place in the life of an execution: after its end. History and messages go first and for good, so that a crash can
-leave no rows for a later execution of the same id; the journal goes after them, and its line in the index last. Of what
-cannot be read the bytes stay in quarantine (I5).
+leave no rows for a later execution of the same id; the journal goes after them, and its line in the index last, which
+has been told before. Of what cannot be read the bytes stay in quarantine (I5).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def delete(writes: Writes, ids: Sequence[str]) -> list[bool]:
             if ended is not None:
                 found[id] = ended
                 writes.journals.release(id)
+        writes.finished.remove_soon([id for id in found if writes.finished.lists(id)])
         _remove_all(place, list(found.values()))
         for ended in found.values():
             writes.catalog.forget(ended.spot.stem)
