@@ -14,7 +14,7 @@ from longrun.records import ExecutionState
 from longrun.stored import QUEUE_WORKFLOW, Owner, Query, Stored
 from longrun.stores._file import done as index
 from longrun.stores._file import skim
-from longrun.stores._file.disk import Disk
+from longrun.stores._file.disk import Disk, Folder
 from longrun.stores._file.lines import Identity, all_fit, pack
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import NOW, claim, create, owned
@@ -392,6 +392,56 @@ def test_what_comes_back_while_it_is_listed_is_shown(
         monkeypatch.setattr(FileBackend, "_live", overtaken)
         assert sorted(one.definition.id for one in backend.find(Query())) == ids
         assert sum(backend.count(Query()).values()) == 6
+
+
+@pytest.mark.parametrize("lost", ["the last newline", "half of it", "the first line", "a line in the middle", "all"])
+def test_an_index_that_lost_lines_without_a_trace_is_made_anew(path: Path, lost: str) -> None:
+    """I5: as where one was put back that is older than the journals. What was left of a line is kept aside."""
+    lines = (path / "finished.jsonl").read_bytes().splitlines(keepends=True)
+    data = b"".join(lines)
+    left = {
+        "the last newline": data[:-1],
+        "half of it": data[: len(data) // 2],
+        "the first line": b"".join([lines[0], *lines[2:]]),
+        "a line in the middle": b"".join([*lines[:3], *lines[4:]]),
+        "all": lines[0],
+    }[lost]
+    (path / "finished.jsonl").write_bytes(left)
+    backend = FileBackend(path)
+    with opened(backend):
+        assert backend.count(Query()) == {COMPLETED: 5}
+        assert sorted(found(backend)) == [f"x{n}" for n in range(5)]
+    torn = left[left.rfind(b"\n") + 1 :]
+    assert [file.read_bytes() for file in (path / "quarantine").iterdir()] == ([torn] if torn else [])
+    assert sorted((path / "finished.jsonl").read_bytes().splitlines()) == sorted(data.splitlines())
+
+
+def test_an_index_is_whole_while_a_journal_moves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in done/ before it has its line, and deleted before it loses that: neither is a reason to begin anew."""
+    backend, other = FileBackend(path), FileBackend(path)
+    original = Folder.names
+
+    def overtaken(folder: Folder) -> list[str]:
+        names = original(folder)
+        if folder is backend._open.place.done:
+            assert other.delete(["x0"]) == [True]
+            return [*names, "y.jsonl"]
+        return names
+
+    with opened(other):
+        created(other, owned("y"))
+        os.link(path / "live" / "y.0.jsonl", path / "done" / "y.jsonl")
+        with opened(backend):
+            before = (path / "finished.jsonl").stat()
+            monkeypatch.setattr(Folder, "names", overtaken)
+            assert [one.definition.id for one in backend.find(Query(states=frozenset({COMPLETED})))] == [
+                "x4",
+                "x3",
+                "x2",
+                "x1",
+            ]
+            monkeypatch.undo()
+            assert (path / "finished.jsonl").stat().st_ino == before.st_ino
 
 
 class CrashError(BaseException):

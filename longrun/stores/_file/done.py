@@ -22,7 +22,7 @@ from longrun.stores._file.disk import HeldFile, UnreadableFileError, close_all, 
 from longrun.stores._file.entry import Entry, Mark, mark_of
 from longrun.stores._file.forms import definition_form, definition_from, head_form, head_from
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, dumped, pack, unpack_any
-from longrun.stores._file.place import FINISHED_INDEX, FINISHED_NOTE, Place, done_name, id_of, stem_of
+from longrun.stores._file.place import FINISHED_INDEX, FINISHED_NOTE, Place, done_name, id_of, journal_name, stem_of
 from longrun.stores._file.reading import (
     Spot,
     Summary,
@@ -79,6 +79,8 @@ class Finished:
         self._end = 0
         self._gone = 0
         self._broken = False
+        self._compared = False
+        """Whether it was looked whether every journal in done/ has its line: one may be lost without a trace."""
         self._going: set[str] = set()
         """Of these somebody began the deletion: they are there as long as their journals are."""
         self.returned = 0
@@ -252,15 +254,36 @@ class Finished:
         self.returned += self._ino >= 0
         self._rows, self._order, self._children, self._end, self._gone = {}, None, {}, 0, 0
         self._going = set()
-        self._ino, self._broken = ino, broken
+        self._ino, self._broken, self._compared = ino, broken, False
 
     def _any_journal(self) -> bool:
         return any(name.endswith(".jsonl") for name in self._place.done.names())
 
+    def _lacks_any(self) -> bool:
+        """Whether a journal in done/ has no line. What moves just now is in live/ until it has one, and what somebody
+        deletes has one until it is gone: so the order counts."""
+        place, known = self._place, {done_name(stem_of(id)) for id in self._rows}
+        strange = [name.removesuffix(".jsonl") for name in place.done.names() if name.endswith(".jsonl")]
+        strange = [stem for stem in strange if done_name(stem) not in known]
+        strange = [stem for stem in strange if place.live.stat(journal_name(stem, 0)) is None]
+        if strange:
+            self._refresh()
+        return any(self._lacks(stem) for stem in strange)
+
+    def _lacks(self, stem: str) -> bool:
+        try:
+            spot = done_spot(self._place, stem)
+            return spot is not None and id_in(spot) not in self._rows
+        except FileNotFoundError:
+            return False
+
     def _mend(self) -> None:
-        """Make a damaged or missing index anew."""
+        """Make a damaged, missing or incomplete index anew."""
         with self._lock:
             self._refresh()
+            if not self._broken and not self._compared:
+                self._broken = self._lacks_any()
+                self._compared = True
             broken = self._broken
         if broken:
             if self._place.read_only:
@@ -358,6 +381,8 @@ class Finished:
             fd = place.open_locked(place.top, FINISHED_INDEX)
             try:
                 self._refresh()
+                if torn := read_range(place.disk, fd, self._end):
+                    place.keep_aside(FINISHED_INDEX, torn)
                 lines = self._good_lines()
                 known = {stem_of(id) for id in lines}
                 for name in place.done.names():
