@@ -43,6 +43,10 @@ class Loop(Protocol):
         on lets go what he waited with before he makes anew what he waits with next, and that is no work for the garbage
         collector; if a thousand let go together, and then make it anew, it is."""
 
+    def after_turn(self, function: Callable[[], object]) -> None:
+        """Call `function` when what is about to run in the loop has run; at once where the loop does not say when that
+        is. To be called in the loop's thread."""
+
     def waiter(self) -> Waiter: ...
 
     def scope(self, deadline: float = math.inf) -> anyio.CancelScope: ...
@@ -154,6 +158,9 @@ class _AsyncioLoop(_Scopes):
             return False
         return True
 
+    def after_turn(self, function: Callable[[], object]) -> None:
+        self._loop.call_soon(function)
+
     def _tell(self) -> None:
         """Tell what was there when this turn began: what comes meanwhile has a turn of its own. If Ctrl-C comes in a
         task that goes on, or one runs the loop itself (as it can where a notebook has been made to), the others have
@@ -225,6 +232,9 @@ class _TrioLoop(_Scopes):
 
     def answer(self, answers: list[Told]) -> bool:
         return self.call_soon(tell_all, answers)
+
+    def after_turn(self, function: Callable[[], object]) -> None:
+        function()
 
     def waiter(self) -> Waiter:
         return _TrioWaiter()

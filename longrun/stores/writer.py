@@ -1,6 +1,9 @@
 """Group commit: one thread takes everything that wants to be saved, commits it as one batch, and answers each.
 
-Place in the life of an execution: checkpoint. While one commit is in flight the next batch gathers; there is no timer.
+Place in the life of an execution: checkpoint. While one commit is in flight the next batch gathers. It gathers on while
+those go on who were just answered, or just begin: most of them write again at once, and few that went ahead are not
+worth a commit of their own, for which all the others would wait. Nobody waits for somebody who does not come: the loop
+says when all have gone on, and one that is held up by somebody is waited for no longer than `GATHERS`.
 Where very many write at once a batch is half of them, so that the loop goes on with the others meanwhile. If it were
 all of them, they would all wait for the store, and then the store for all of them.
 A waiter that is cancelled leaves its write in the queue: it is committed once, in its order, and nobody is told.
@@ -14,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from operator import itemgetter
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from longrun.errors import LongrunError, StoreUnavailableError
@@ -31,6 +34,8 @@ HALVED_FROM = 512
 loop takes to go on with all whom it answers: where the disk is slow, two commits take twice as long as one."""
 GOES_ON = 1e-5
 """Seconds, about, that it takes the loop to go on after an answer, up to the next write."""
+GATHERS = 0.05
+"""Seconds."""
 LITTLE = 5e-3
 """Seconds."""
 QUEUE_LIMIT = 20_000
@@ -56,6 +61,10 @@ class Writer:
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._asleep = False
         """Whether the thread has to be woken. Set before it looks a last time, so that nothing is added unnoticed."""
+        self._going_on: Loop | None = None
+        """Where one after the other goes on at the moment: who adds something there wakes nobody, for more comes."""
+        self._coming = 0
+        """How many they are, at most."""
         self._lock = threading.Lock()
         self._closing = True
         self._turns = 0
@@ -109,18 +118,45 @@ class Writer:
             self._queue.append(job)
             if job[3] is not None:
                 self._calls += 1
-        if self._asleep:
+        if self._asleep and (self._going_on is None or job[1] is not self._going_on):
+            self._rouse(job[1])
+
+    def _rouse(self, loop: Loop | None) -> None:
+        """Wake the thread. It waits for others in `loop`, unless it did so already in another one."""
+        begins = self._going_on is None and loop is not None
+        self._going_on, self._coming = (loop, BATCH_LIMIT) if begins else (None, 0)
+        self._asleep = False
+        self._wake.put(None)
+        if loop is not None and begins:
+            loop.after_turn(self._have_gone_on)
+
+    def _have_gone_on(self, _: None = None) -> None:
+        """What those add who were answered last, or began, is all in the queue."""
+        self._going_on = None
+        if self._asleep and self._queue:
             self._asleep = False
             self._wake.put(None)
+
+    def _sleep(self) -> None:
+        """Until there is something to do."""
+        self._asleep = True
+        if not self._queue and self._going_on is None and not self._closing:
+            self._wake.get()
+            if len(self._queue) == 1:  # nobody else began: it was the loop that let this thread go on
+                self._going_on = None
+            self._asleep = True
+        if self._going_on is not None and 2 * len(self._queue) < self._coming and not self._closing:
+            try:
+                self._wake.get(timeout=GATHERS)
+            except Empty:
+                self._going_on = None
+        self._asleep = False
 
     def _run(self) -> None:
         queue = self._queue
         while True:
-            self._asleep = True
-            if not queue and not self._closing:
-                self._wake.get()
-            self._asleep = False
-            while queue:
+            self._sleep()
+            if queue:
                 self._deliver(*self._next())
                 self._turns += 1
                 while self._waiting and len(queue) < QUEUE_LIMIT:
@@ -186,13 +222,17 @@ class Writer:
             answers[place] = answer
         return answers
 
-    @staticmethod
-    def _deliver(jobs: list[Job], answers: list[Any]) -> None:
+    def _deliver(self, jobs: list[Job], answers: list[Any]) -> None:
         """Tell everybody, with one hop for each loop."""
         loops = set(map(_LOOP, jobs))
         told: dict[Loop | None, list[Told]]
+        self._going_on = None
         if len(loops) == 1:  # the rule
-            told = {loops.pop(): list(zip(map(_DONE, jobs), answers, strict=True))}
+            loop = loops.pop()
+            told = {loop: list(zip(map(_DONE, jobs), answers, strict=True))}
+            if loop is not None and len(jobs) > 1:
+                self._going_on, self._coming = loop, len(jobs)
+                told[loop].append((self._have_gone_on, None))
         else:
             told = {loop: [] for loop in loops}
             for job, answer in zip(jobs, answers, strict=True):
@@ -201,8 +241,8 @@ class Writer:
         for loop, theirs in told.items():
             if loop is None:
                 tell_all(theirs)
-            else:
-                loop.answer(theirs)
+            elif not loop.answer(theirs):
+                self._going_on = None
 
 
 def _outcome(function: Callable[[], Any]) -> Any:

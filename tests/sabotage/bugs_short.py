@@ -131,6 +131,20 @@ def claim_left_open() -> None:
 # the turn of the loop
 
 
+@bug("held-up-for-ever", "tests/stores/test_writer.py::test_who_is_held_up_by_another_is_written_all_the_same")
+def held_up_for_ever() -> None:
+    """A batch gathers for as long as one task keeps the loop to itself."""
+    edit("longrun.stores.writer", "Writer._sleep", "timeout=GATHERS", "")
+
+
+@bug("one-loop-waits-for-another", "tests/stores/test_writer.py::test_one_loop_does_not_wait_for_another")
+def one_loop_waits_for_another() -> None:
+    """While one loop goes on, what is written in another one wakes nobody."""
+    old = "self._going_on is None or job[1] is not self._going_on"
+    edit("longrun.stores.writer", "Writer.add", old, "self._going_on is None")
+    edit("longrun.stores.writer", "Writer._sleep", "timeout=GATHERS", "")
+
+
 @bug("ctrl-c-forgets-the-others", "tests/test_loops.py::test_ctrl_c_in_one_task_keeps_nobody_else_from_going_on")
 def ctrl_c_forgets_the_others() -> None:
     """Who was answered in the same call as one who was interrupted never hears of it."""

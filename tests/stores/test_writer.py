@@ -17,6 +17,7 @@ import pytest
 
 from longrun import MemoryCheckpointStore
 from longrun.errors import CodecError, StoreUnavailableError
+from longrun.loops import current_loop
 from longrun.stored import Head, Query, Write
 from longrun.stores import writer as module
 from longrun.stores.base import Answer
@@ -156,6 +157,139 @@ def test_where_a_commit_takes_long_there_is_one_for_all(monkeypatch: pytest.Monk
     seconds = itertools.count(0.0, 1.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
     assert batches_of(1400, saves=2) == [700, 1400, 1400, 700]
+
+
+class Counted(MemoryBackend):
+    """Tells of each batch how many writes it has, and takes as long for each as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+        self.begun = threading.Semaphore(0)
+        self.go: threading.Event | None = None
+
+    def commit(self, batch: Sequence[Write]) -> list[Answer]:
+        self.batches.append(len(batch))
+        self.begun.release()
+        if self.go is not None:
+            assert self.go.wait(PATIENCE)
+        return super().commit(batch)
+
+
+def let_go(seconds: float) -> None:
+    """What a task does that computes: other threads have their turn meanwhile."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+def test_who_begins_at_once_is_one_batch_and_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes the loop to let them all begin, or go on: the writer could have gone ahead with some."""
+    monkeypatch.setattr(module, "GATHERS", PATIENCE)
+    backend = Counted()
+
+    async def life(store: CheckpointStore, number: int) -> None:
+        let_go(0.0002)
+        new = owned(f"run-{number}")
+        assert await store.create(new)
+        head = new.head
+        for _ in range(3):
+            let_go(0.0002)
+            made = move(f"run-{number}", head)
+            await store.save(made)
+            head = made.head
+
+    async def main() -> None:
+        async with CheckpointStore(backend) as store, anyio.create_task_group() as tasks:
+            for number in range(100):
+                tasks.start_soon(life, store, number)
+
+    anyio.run(main)
+    assert backend.batches == [100] * 4
+
+
+def test_few_that_are_ahead_wait_for_the_many_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be one small commit for which all the others wait, and stay ahead for ever."""
+    monkeypatch.setattr(module, "GATHERS", PATIENCE)
+    backend = Counted()
+    backend.go = go = threading.Event()
+
+    async def life(store: CheckpointStore, number: int) -> None:
+        new = owned(f"run-{number}")
+        assert await store.create(new)
+        let_go(0.0002)
+        await store.save(move(f"run-{number}", new.head))
+
+    async def main() -> None:
+        async with CheckpointStore(backend) as store, anyio.create_task_group() as tasks:
+            for number in range(60):
+                tasks.start_soon(life, store, number)
+            await anyio.to_thread.run_sync(backend.begun.acquire)
+            for number in range(60, 80):
+                tasks.start_soon(life, store, number)
+            await anyio.wait_all_tasks_blocked()
+            go.set()
+
+    anyio.run(main)
+    assert backend.batches == [60, 80, 20]
+
+
+def test_who_is_held_up_by_another_is_written_all_the_same() -> None:
+    """One task keeps the loop to itself for as long as the other's write is not under way."""
+    backend = Counted()
+
+    async def write(store: CheckpointStore, id: str) -> None:
+        new = owned(id)
+        assert await store.create(new)
+        await store.save(move(id, new.head))
+
+    async def block(store: CheckpointStore) -> None:
+        assert await store.create(owned("other"))
+        assert backend.begun.acquire(timeout=PATIENCE)
+        assert backend.begun.acquire(timeout=PATIENCE)
+
+    async def main() -> None:
+        async with CheckpointStore(backend) as store, anyio.create_task_group() as tasks:
+            tasks.start_soon(write, store, "one")
+            tasks.start_soon(block, store)
+
+    anyio.run(main)
+    assert backend.batches == [2, 1]
+
+
+def test_one_loop_does_not_wait_for_another() -> None:
+    """While somebody keeps the first loop to himself, what is written in a second one is under way."""
+    backend = Counted()
+    backend.open()
+    writer = Writer(backend, list)
+    writer.start()
+    kept, over = threading.Event(), threading.Event()
+
+    async def keep() -> None:
+        loop = current_loop()
+        writer.add((lambda answer: None, loop, owned("a"), None))
+        writer.add((lambda answer: None, loop, owned("b"), None))
+        kept.set()
+        assert over.wait(PATIENCE)
+
+    async def write() -> None:
+        loop = current_loop()
+        waiter = loop.waiter()
+        writer.add((waiter, loop, owned("c"), None))
+        assert await waiter
+
+    try:
+        first = threading.Thread(target=anyio.run, args=(keep,))
+        first.start()
+        assert kept.wait(PATIENCE)
+        anyio.run(write)
+        over.set()
+        first.join(PATIENCE)
+    finally:
+        over.set()
+        writer.stop()
+        backend.close()
+    assert sum(backend.batches) == 3
 
 
 async def test_a_store_that_was_never_opened_takes_no_write() -> None:
