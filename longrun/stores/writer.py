@@ -2,8 +2,8 @@
 
 Place in the life of an execution: checkpoint. While one commit is in flight the next batch gathers. It gathers on while
 those go on who were just answered, or just begin: most of them write again at once, and few that went ahead are not
-worth a commit of their own, for which all the others would wait. Nobody waits for somebody who does not come: the loop
-says when all have gone on, and one that is held up by somebody is waited for no longer than `GATHERS`.
+worth a commit of their own, for which all the others would wait. The loop says when all have gone on. That is waited
+for no longer than it takes where steps do next to nothing: if they compute, a commit meanwhile costs nobody anything.
 Where very many write at once a batch is half of them, so that the loop goes on with the others meanwhile. If it were
 all of them, they would all wait for the store, and then the store for all of them.
 A waiter that is cancelled leaves its write in the queue: it is committed once, in its order, and nobody is told.
@@ -34,8 +34,8 @@ HALVED_FROM = 512
 loop takes to go on with all whom it answers: where the disk is slow, two commits take twice as long as one."""
 GOES_ON = 1e-5
 """Seconds, about, that it takes the loop to go on after an answer, up to the next write."""
-GATHERS = 0.05
-"""Seconds."""
+GATHERS = 0.02
+"""Seconds for which a batch gathers at most while others begin."""
 LITTLE = 5e-3
 """Seconds."""
 QUEUE_LIMIT = 20_000
@@ -65,6 +65,8 @@ class Writer:
         """Where one after the other goes on at the moment: who adds something there wakes nobody, for more comes."""
         self._coming = 0
         """How many they are, at most."""
+        self._slow: Loop | None = None
+        """Where that takes so long that nobody waits for it."""
         self._lock = threading.Lock()
         self._closing = True
         self._turns = 0
@@ -122,8 +124,9 @@ class Writer:
             self._rouse(job[1])
 
     def _rouse(self, loop: Loop | None) -> None:
-        """Wake the thread. It waits for others in `loop`, unless it did so already in another one."""
-        begins = self._going_on is None and loop is not None
+        """Wake the thread for one who does not go on after an answer, or who could not be waited for any longer: others
+        may begin in `loop` together with him."""
+        begins = loop is not None and self._going_on is None and self._slow is None
         self._going_on, self._coming = (loop, BATCH_LIMIT) if begins else (None, 0)
         self._asleep = False
         self._wake.put(None)
@@ -132,7 +135,7 @@ class Writer:
 
     def _have_gone_on(self, _: None = None) -> None:
         """What those add who were answered last, or began, is all in the queue."""
-        self._going_on = None
+        self._going_on = self._slow = None
         if self._asleep and self._queue:
             self._asleep = False
             self._wake.put(None)
@@ -145,12 +148,21 @@ class Writer:
             if len(self._queue) == 1:  # nobody else began: it was the loop that let this thread go on
                 self._going_on = None
             self._asleep = True
-        if self._going_on is not None and 2 * len(self._queue) < self._coming and not self._closing:
+        if (patience := self._patience()) > 0:
             try:
-                self._wake.get(timeout=GATHERS)
+                self._wake.get(timeout=patience)
             except Empty:
-                self._going_on = None
+                self._going_on, self._slow = None, self._going_on
         self._asleep = False
+
+    def _patience(self) -> float:
+        """Seconds for which more is waited for: if there is little of what comes, and nothing from elsewhere."""
+        with self._lock:
+            loop, queue = self._going_on, self._queue
+            if loop is None or self._closing or 2 * len(queue) >= self._coming:
+                return 0.0
+            alone = all(one is loop for one in map(_LOOP, queue))
+        return min(GATHERS, 2 * GOES_ON * self._coming) if alone else 0.0
 
     def _run(self) -> None:
         queue = self._queue

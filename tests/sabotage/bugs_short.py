@@ -134,7 +134,16 @@ def claim_left_open() -> None:
 @bug("held-up-for-ever", "tests/stores/test_writer.py::test_who_is_held_up_by_another_is_written_all_the_same")
 def held_up_for_ever() -> None:
     """A batch gathers for as long as one task keeps the loop to itself."""
-    edit("longrun.stores.writer", "Writer._sleep", "timeout=GATHERS", "")
+    edit("longrun.stores.writer", "Writer._sleep", "timeout=patience", "")
+
+
+@bug(
+    "elsewhere-waits-too",
+    "tests/stores/test_writer.py::test_what_came_during_a_commit_does_not_wait_for_those_whom_it_answers",
+)
+def elsewhere_waits_too() -> None:
+    """What came from another thread during a commit waits for everybody whom the commit answers."""
+    edit("longrun.stores.writer", "Writer._patience", "if alone else 0.0", "if loop else 0.0")
 
 
 @bug("one-loop-waits-for-another", "tests/stores/test_writer.py::test_one_loop_does_not_wait_for_another")
@@ -142,7 +151,7 @@ def one_loop_waits_for_another() -> None:
     """While one loop goes on, what is written in another one wakes nobody."""
     old = "self._going_on is None or job[1] is not self._going_on"
     edit("longrun.stores.writer", "Writer.add", old, "self._going_on is None")
-    edit("longrun.stores.writer", "Writer._sleep", "timeout=GATHERS", "")
+    edit("longrun.stores.writer", "Writer._sleep", "timeout=patience", "")
 
 
 @bug("ctrl-c-forgets-the-others", "tests/test_loops.py::test_ctrl_c_in_one_task_keeps_nobody_else_from_going_on")

@@ -17,7 +17,7 @@ import pytest
 
 from longrun import MemoryCheckpointStore
 from longrun.errors import CodecError, StoreUnavailableError
-from longrun.loops import current_loop
+from longrun.loops import Loop, current_loop
 from longrun.stored import Head, Query, Write
 from longrun.stores import writer as module
 from longrun.stores.base import Answer
@@ -186,6 +186,7 @@ def let_go(seconds: float) -> None:
 def test_who_begins_at_once_is_one_batch_and_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes the loop to let them all begin, or go on: the writer could have gone ahead with some."""
     monkeypatch.setattr(module, "GATHERS", PATIENCE)
+    monkeypatch.setattr(module, "GOES_ON", PATIENCE)
     backend = Counted()
 
     async def life(store: CheckpointStore, number: int) -> None:
@@ -211,6 +212,7 @@ def test_who_begins_at_once_is_one_batch_and_stays_one(monkeypatch: pytest.Monke
 def test_few_that_are_ahead_wait_for_the_many_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would be one small commit for which all the others wait, and stay ahead for ever."""
     monkeypatch.setattr(module, "GATHERS", PATIENCE)
+    monkeypatch.setattr(module, "GOES_ON", PATIENCE)
     backend = Counted()
     backend.go = go = threading.Event()
 
@@ -255,6 +257,61 @@ def test_who_is_held_up_by_another_is_written_all_the_same() -> None:
 
     anyio.run(main)
     assert backend.batches == [2, 1]
+
+
+def test_steps_that_compute_are_not_waited_for() -> None:
+    """The store is busy while they compute: nobody gains by one commit for all of them behind the last."""
+    backend = Counted()
+
+    async def life(store: CheckpointStore, number: int) -> None:
+        new = owned(f"run-{number}")
+        assert await store.create(new)
+        let_go(0.004)  # many times what is waited for such a few
+        await store.save(move(f"run-{number}", new.head))
+
+    async def main() -> None:
+        async with CheckpointStore(backend) as store, anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(life, store, number)
+
+    anyio.run(main)
+    assert backend.batches[0] == 10
+    assert sum(backend.batches) == 20
+    assert len(backend.batches) > 3
+
+
+def test_what_came_during_a_commit_does_not_wait_for_those_whom_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for a loop that is not its own, and that somebody keeps busy."""
+    monkeypatch.setattr(module, "GATHERS", 2 * PATIENCE)
+    monkeypatch.setattr(module, "GOES_ON", 2 * PATIENCE)
+    backend = Counted()
+    backend.go = go = threading.Event()
+    backend.open()
+    writer = Writer(backend, list)
+    writer.start()
+    renewed = threading.Event()
+
+    async def write(store_loop: Loop, id: str) -> None:
+        waiter = store_loop.waiter()
+        writer.add((waiter, store_loop, owned(id), None))
+        assert await waiter
+        assert renewed.wait(PATIENCE)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            for number in range(3):
+                tasks.start_soon(write, current_loop(), f"run-{number}")
+            await anyio.to_thread.run_sync(backend.begun.acquire)
+            writer.call(lambda: None, lambda _: renewed.set(), None)
+            go.set()
+
+    try:
+        anyio.run(main)
+    finally:
+        renewed.set()
+        writer.stop()
+        backend.close()
+    assert sum(backend.batches) == 3
 
 
 def test_one_loop_does_not_wait_for_another() -> None:
