@@ -72,7 +72,7 @@ class Two:
     def write(self, primary: Term | None, secondary: Term | None) -> None:
         for side, term in zip(self.sides, (primary, secondary), strict=True):
             if term is not None:
-                write_term(side, term, 0.0)
+                write_term(side, term, 0.0, first=True)
 
     @property
     def stored(self) -> tuple[int | None, int | None]:
@@ -281,7 +281,7 @@ def test_a_record_that_others_change_again_and_again_is_given_up(monkeypatch: py
     for write in ("_put", "_replace"):  # somebody else's write is always the earlier one
         monkeypatch.setattr(terms, write, lambda *args, **options: None)
     with pytest.raises(StoreUnavailableError, match="again and again"):
-        write_term(two.sides[0], FIRST, 0.0)
+        write_term(two.sides[0], FIRST, 0.0, first=True)
     with pytest.raises(StoreUnavailableError, match="again and again"):
         bury(two.sides[0], ["a"], 0.0)
 

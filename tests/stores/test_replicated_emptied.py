@@ -15,7 +15,7 @@ from longrun.stored import Owner, Query
 from longrun.stores._replicated.side import Side
 from longrun.stores._replicated.term import read_term
 from longrun.stores.memory import MemoryBackend
-from longrun.testing.samples import create, owned, send, step
+from longrun.testing.samples import claim, create, owned, send, step
 from tests.stores.replicated_tools import Pair, Switch, assert_equal, created, done, opened
 
 READS = ["load", "find", "count", "boundaries", "checkpoint", "messages", "owners"]
@@ -178,3 +178,132 @@ def test_an_emptied_store_is_not_made_a_member_again_because_the_other_is_lost(
         with pytest.raises(StoreUnavailableError):
             backend.commit([send("i")])
         assert not knows_the_pair("primary", pair.primary)
+
+
+# --- before anybody has looked ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_store_gets_no_record_of_the_pair_by_the_way(quick: Callable[..., Pair], mode: str) -> None:
+    """The first write of a process that has only read so far would write the term down; on an emptied store that would
+    make it a member again, and what it lacks would be deleted on the other one."""
+    pair = quick(single_process=False, mode=mode)
+    with opened(pair.backend) as backend:
+        new = owned("a")
+        done(backend, new, create("z", ExecutionState.FAILED))
+        backend._lag.drain()
+        with opened(pair.again().backend) as other:
+            emptied(pair.primary)
+            for write in (send("a"), step("a", new.head), create("b")):
+                with pytest.raises(StoreUnavailableError, match="the primary"):
+                    other.commit([write])
+            with pytest.raises(StoreUnavailableError, match="the primary"):
+                other.check()
+            assert not knows_the_pair("primary", pair.primary)
+            assert [ids(pair.secondary), ids(pair.primary)] == [["a", "longrun.replica.term", "z"], []]
+
+
+def test_a_failover_by_hand_away_from_an_emptied_store_loses_nothing(quick: Callable[..., Pair]) -> None:
+    """In asynchronous mode the two are compared before they exchange their parts, if both have something to say."""
+    pair = quick(single_process=False, mode="async")
+    with opened(pair.backend) as backend:
+        created(backend, create("a"))
+        backend._lag.drain()
+        emptied(pair.primary)
+        backend.failover()
+        assert pair.parts == ("secondary", "behind")
+        assert [one.definition.id for one in backend.find(Query())] == ["a"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("behind", [True, False])
+def test_comparing_by_hand_deletes_nothing_for_an_emptied_store(
+    quick: Callable[..., Pair], mode: str, *, behind: bool
+) -> None:
+    pair = quick(mode=mode)
+    with opened(pair.backend) as backend:
+        created(backend, create("a"))
+        backend._lag.drain()
+        if behind:
+            pair.secondary.down = True
+            done(backend, send("a"))
+            backend._lag.drain()
+            backend.check()
+            pair.secondary.down = False
+        emptied(pair.primary)
+        with pytest.raises(StoreUnavailableError, match="the primary is empty and knows nothing of this pair"):
+            backend.resync()
+        assert "a" in ids(pair.secondary)
+        assert not knows_the_pair("primary", pair.primary)
+
+
+def test_a_standby_that_was_emptied_when_nearly_all_was_compared_is_not_level(quick: Callable[..., Pair]) -> None:
+    pair = quick()
+    with opened(pair.backend) as backend:
+        created(backend, create("a"))
+        pair.secondary.down = True
+        created(backend, create("b"))
+        pair.secondary.down = False
+
+        def told(call: str) -> None:
+            if call == "owners":  # the last that is compared
+                emptied(pair.secondary)
+
+        pair.secondary.told = told
+        with pytest.raises(StoreUnavailableError, match="the secondary is empty"):
+            backend.check()
+        assert pair.parts == ("primary", "behind")
+        assert ids(pair.secondary) == []
+
+
+def test_an_emptied_store_does_not_become_active_by_force(quick: Callable[..., Pair]) -> None:
+    pair = quick(single_process=False)
+    with opened(pair.backend) as backend:
+        created(backend, create("a"))
+        pair.secondary.down = True
+        created(backend, create("b"))
+        pair.secondary.down = False
+        emptied(pair.secondary)
+        with pytest.raises(StoreUnavailableError, match="the secondary is empty"):
+            backend.failover(force=True)
+        assert "a" in ids(pair.primary)
+
+
+def test_what_has_ended_is_not_begun_anew_on_an_emptied_store(quick: Callable[..., Pair]) -> None:
+    """In asynchronous mode the active store alone says whether an id is taken."""
+    pair = quick(mode="async")
+    with opened(pair.backend) as backend:
+        created(backend, create("a", ExecutionState.COMPLETED))
+        backend._lag.drain()
+        emptied(pair.primary)
+        assert backend.commit([create("a")]) == [False]
+        assert pair.parts == ("secondary", "behind")
+
+
+def test_what_an_emptied_store_got_by_mistake_is_not_run(quick: Callable[..., Pair]) -> None:
+    """Nor by another process, while nobody has decided which of the two it is."""
+    pair = quick(mode="async", single_process=False)
+    with opened(pair.backend) as backend, opened(pair.again().backend) as other:
+        created(backend, create("a", ExecutionState.COMPLETED))
+        backend._lag.drain()
+        emptied(pair.primary)
+        calls: list[Callable[[], Any]] = [
+            lambda: backend.commit([create("a")]),
+            lambda: backend.commit([create("a")]),
+            lambda: backend.claim(claim("me")),
+            lambda: other.claim(claim("you")),
+        ]
+        for call in calls:
+            with pytest.raises(StoreUnavailableError, match=r"failover\(\) makes the secondary active"):
+                call()
+
+
+def test_an_id_that_is_taken_is_so_in_the_same_call(quick: Callable[..., Pair]) -> None:
+    """In synchronous mode the other one says so, and is asked whom to believe."""
+    pair = quick()
+    with opened(pair.backend) as backend:
+        created(backend, create("a", ExecutionState.COMPLETED))
+        emptied(pair.primary)
+        assert backend.commit([create("a")]) == [False]
+        assert pair.parts == ("secondary", "behind")
+        assert backend.load("a").head.state is ExecutionState.COMPLETED

@@ -132,7 +132,7 @@ def test_a_store_of_another_pair_that_answers_later_is_not_followed(stores: Stor
     foreign = Term(generation=50, pair="foreign", active="secondary", standby="behind", by="somebody")
     side = Side("secondary", stores["foreign"])
     side.open()
-    write_term(side, foreign, 0.0)
+    write_term(side, foreign, 0.0, first=True)
     backend = stores.other("secondary", "foreign")
     backend._sides[1].backend.down = True
     with opened(backend):
@@ -194,7 +194,7 @@ def test_a_pair_whose_maker_died_after_the_witness_consented_is_made_by_the_next
     named = Term(generation=0, pair="p", active="primary", standby="level", by="somebody")
     side = Side("primary", stores["a"])
     side.open()
-    write_term(side, named, 0.0)
+    write_term(side, named, 0.0, first=True)
     witness = DirectoryWitness(tmp_path / "witness")
     witness.open()
     assert witness.propose(attrs.evolve(named, generation=1))
@@ -235,6 +235,36 @@ def test_what_is_stored_before_a_pair_is_made_comes_to_a_store_that_was_away_the
         backend.check()
         assert backend.status().standby == "level"
     assert stores.ids("a") == stores.ids("b") == ["x"]
+
+
+def test_a_pair_is_made_when_both_answer_again(tmp_path: Path) -> None:
+    """The maker has died, and the secondary is away, which knows nothing of the pair: nobody goes on without it."""
+    stores = Stores(tmp_path)
+    dies(stores, 1, witness=True)
+    stores["b"].down = True
+    with opened(stores.pair()) as backend:
+        with pytest.raises(StoreUnavailableError, match="both stores must answer when they become a pair"):
+            backend.commit([create("x")])
+        stores["b"].down = False
+    with opened(stores.pair()) as backend:
+        created(backend, create("x"))
+        assert (backend.status().active, backend.status().standby) == ("primary", "level")
+
+
+def test_a_primary_that_was_used_alone_and_comes_back_late_keeps_what_it_has(tmp_path: Path) -> None:
+    """The other one went on without it: somebody has to say what becomes of its executions."""
+    stores = Stores(tmp_path)
+    dies(stores, 2, witness=True)
+    with opened(stores["a"]) as alone:
+        created(alone, create("x"))
+    stores["a"].down = True
+    with opened(stores.pair()) as backend:
+        backend.check()
+        assert (backend.status().active, backend.status().standby) == ("secondary", "behind")
+        stores["a"].down = False
+        with pytest.raises(StoreSettingsError, match="the primary was used on its own before the pair was made"):
+            backend.check()
+    assert stores.ids("a") == ["x"]
 
 
 def test_of_two_who_find_that_the_primary_was_used_one_says_so(tmp_path: Path) -> None:

@@ -69,9 +69,9 @@ def test_a_newer_term_is_never_overwritten(behind: int, known: bool) -> None:
     shared = Shared(memory)
     theirs, ours = opened_side("primary", memory), opened_side("primary", shared)
     if known:
-        write_term(theirs, attrs.evolve(OLD, generation=0), 0.0)
-    shared.others = Others(behind, lambda: write_term(theirs, NEW, 0.0))
-    stored = write_term(ours, OLD, 0.0)
+        write_term(theirs, attrs.evolve(OLD, generation=0), 0.0, first=True)
+    shared.others = Others(behind, lambda: write_term(theirs, NEW, 0.0, first=not known))
+    stored = write_term(ours, OLD, 0.0, first=not known)
     assert stored in (OLD, NEW)
     assert read_term(theirs) == (NEW if shared.others.acted else OLD)
 
@@ -81,7 +81,7 @@ def test_a_sign_of_life_brings_no_old_term_back(behind: int) -> None:
     memory = MemoryBackend()
     shared = Shared(memory)
     theirs, ours = opened_side("primary", memory), opened_side("primary", shared)
-    write_term(theirs, OLD, 0.0)
+    write_term(theirs, OLD, 0.0, first=True)
     shared.others = Others(behind, lambda: write_term(theirs, NEW, 0.0))
     sign_of_life(ours, 1.0)
     assert read_term(theirs) == (NEW if shared.others.acted else OLD)

@@ -33,6 +33,8 @@ class ReplicatedBackend(ReadingBackend):
         active = self._council.active
         try:
             answers: list[Answer] = active.write("commit", part)
+            if True in answers:  # what is new here may only be forgotten
+                self._council.vouch_for(active)
             self._check_unknown(active, answers)
         except LostError as lost:
             self._council.lost(lost)
@@ -60,6 +62,8 @@ class ReplicatedBackend(ReadingBackend):
             return self._without(active, part, made)
         try:
             here = made | _answers(active, part, rest)
+            if any(made[n] is not there[n] for n in creates if n in told):  # new on one of the two
+                self._council.vouch_for(active)
             self._check_unknown(active, here.values())
         except LostError as lost:
             self._suspects |= {part[n].id for n in told}
@@ -105,6 +109,8 @@ class ReplicatedBackend(ReadingBackend):
         active = self._council.active
         try:
             given: list[Loaded] = active.write("claim", claim)
+            if given and not self._council.in_step:
+                self._council.vouch_for(active)
         except LostError as lost:
             self._council.lost(lost)
             return self._claim(claim)

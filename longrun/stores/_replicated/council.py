@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import attrs
 
@@ -25,7 +25,7 @@ from longrun.stores._replicated.members import (
     what_is_wrong,
 )
 from longrun.stores._replicated.side import LostError, Side
-from longrun.stores._replicated.survey import Surveyor
+from longrun.stores._replicated.survey import BOTH_NEEDED, Surveyor
 from longrun.stores._replicated.term import (
     BEHIND,
     JOINING,
@@ -68,6 +68,8 @@ class Council:
         """This process only looks at the pair, or writes a little to it: it decides nothing before it writes."""
         self._owed = False
         """It has seen that the standby is not what the term says, and has to say so before it writes."""
+        self._doubted: set[Side] = set()
+        """What was found to have forgotten the pair, and may have something by now that it was not to be given."""
         self._met = ""
         """The pair of which both sides are known to be."""
         self.failovers = 0
@@ -183,6 +185,8 @@ class Council:
                 return
             if newest.standby == LEVEL and used_alone(active):
                 self.propose(active.name, BEHIND)
+            elif record.generation == 0:  # the other one may not know yet that it is in a pair
+                self._wait(BOTH_NEEDED)
             else:
                 write_term(active, newest, self._clock.now())
         else:
@@ -233,19 +237,27 @@ class Council:
 
     def admit(self, side: Side) -> None:
         """Before a store that was away is written to again: it must be the one that went."""
-        if not is_member(side.name, record := read_term(side), self._ruling()):
+        record = read_term(side)
+        if not is_member(side.name, record, self._ruling()) or used_alone(side):
             self.trouble = what_is_wrong(side, record, self._ruling())
             raise StoreSettingsError(KIND, self.trouble)
 
     def vouch_for(self, side: Side) -> None:
         """Raise if a store that the term needs knows nothing of the pair any more: it was emptied, or has begun anew
         without its data, and what it says of executions is not the truth."""
-        if self.term is not None and is_needed(side.name, self.term) and read_term(side) is None:
-            raise LostError(side, StoreUnavailableError(KIND, what_is_wrong(side, None, self.term)))
+        if self.term is not None:
+            self._vouch_for_needed((side,), self.term)
 
-    def see_members(self) -> None:
+    def _vouch_for_needed(self, sides: Iterable[Side], term: Term) -> None:
+        for side in sides:
+            if is_needed(side.name, term) and read_term(side) is None:
+                self._doubted.add(side)
+                raise LostError(side, StoreUnavailableError(KIND, what_is_wrong(side, None, term)))
+            self._doubted.discard(side)
+
+    def see_members(self, sides: Iterable[Side]) -> None:
         """Go on without a store for which nobody can vouch."""
-        for side in self.sides.values():
+        for side in tuple(sides):
             try:
                 self.vouch_for(side)
             except LostError as lost:
@@ -290,6 +302,7 @@ class Council:
         proposed it has died, is stored on its active side."""
         if self._owed:
             self.propose(self.active.name, BEHIND)
+        self.see_members(self._doubted)
         if self.term is not None and self.mirrors:
             try:
                 self.meet(self.term)
@@ -299,6 +312,7 @@ class Council:
         if term is None or term.generation <= self._noted:
             return
         try:
+            self.vouch_for(self.active)
             stored = write_term(self.active, term, self._clock.now())
         except LostError as lost:
             self.lost(lost)
@@ -333,6 +347,7 @@ class Council:
             tail=kept,
             by=self.name,
         )
+        self._vouch_for_needed(self.sides.values(), new)
         if self._witness is not None:
             if self._witness.read() is None:  # a directory that is not mounted, say: it would consent to anything
                 raise StoreUnavailableError(KIND, "the witness has forgotten this pair; see that it is what it was")
@@ -428,7 +443,7 @@ class Council:
         term = self.term
         if term is None or not self.rules.asynchronous or self.rules.alone or term.standby != LEVEL:
             return False
-        return self.active.answers() and self.standby.answers()
+        return self.active.answers() and not self._has_forgotten(self.active) and self.standby.answers()
 
     def exchange(self, joined: Term) -> None:
         """The end of such a comparison, if nobody has changed the term since it began."""

@@ -50,7 +50,7 @@ class Founding:
             )
         state = LEVEL if is_empty(primary) else BEHIND
         named = Term(generation=0, pair=new_name(), active="primary", standby=state, by=self._by)
-        named = write_term(primary, named, self._clock.now())
+        named = write_term(primary, named, self._clock.now(), first=True)
         if named.generation == 0:
             self._begin(attrs.evolve(named, generation=1, standby=state, by=self._by))
 
@@ -67,7 +67,7 @@ class Founding:
         own since then, it is the second: the secondary is not level with it."""
         if first.standby == LEVEL and used_alone(self._sides["primary"]):
             first = self._behind(first)
-        first = write_term(self._sides["secondary"], first, self._clock.now())
+        first = write_term(self._sides["secondary"], first, self._clock.now(), first=True)
         return {"secondary": first, "primary": write_term(self._sides["primary"], first, self._clock.now())}
 
     def _behind(self, first: Term) -> Term:

@@ -53,12 +53,15 @@ def unfinished(records: dict[str, Term | None], newest: Term) -> bool:
     return begun and newest.active == "primary" and newest.generation <= 2
 
 
-def used_alone(primary: Side) -> bool:
-    """Whether somebody has used the primary on its own since the pair was begun, which has not been made yet."""
-    if is_empty(primary):
+def used_alone(side: Side) -> bool:
+    """Whether somebody has used a store on its own since the pair was begun, and before it heard that it was made."""
+    if not _only_begun(read_term(side)) or is_empty(side):
         return False
-    term = read_term(primary)  # asked for last: what a pair that is made by now has written is nobody else's
-    return term is not None and term.generation == 0
+    return _only_begun(read_term(side))  # asked for last: what a pair that is made by now has written is nobody else's
+
+
+def _only_begun(record: Term | None) -> bool:
+    return record is not None and record.generation == 0
 
 
 def what_is_wrong(side: Side, record: Term | None, term: Term) -> str:
@@ -70,6 +73,11 @@ def what_is_wrong(side: Side, record: Term | None, term: Term) -> str:
         return (
             f"the {name} is empty and knows nothing of this pair: give the store that was its {name}; if that one is"
             f" lost, `longrun store replace {name}` puts this one in its place"
+        )
+    if record.pair == term.pair:
+        return (
+            f"the {name} was used on its own before the pair was made, which went on without it: copy what it has"
+            " to where it is missing, and give an empty store"
         )
     if same_origin(record, term):
         return f"the {name} is not in the pair any more, another store has taken its place: give that one"

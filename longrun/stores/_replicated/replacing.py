@@ -37,7 +37,7 @@ def replace(council: Council, part: str, clock: Clock, *, force: bool) -> None:
     if not council.propose(stays.name, BEHIND, tail=False, pair=renamed(newest.pair)):
         raise StoreUnavailableError(KIND, OVERTAKEN)
     assert council.term is not None
-    write_term(new, council.term, clock.now())
+    write_term(new, council.term, clock.now(), first=True)
 
 
 def _check_both(newest: Term, records: dict[str, Term | None], new: Side, stays: Side) -> None:

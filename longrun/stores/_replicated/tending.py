@@ -130,7 +130,7 @@ class TendedBackend(ReplicatedBackend):
                 self._look_at_active()
             with self._at_the_gate():
                 if all(health):
-                    self._council.see_members()
+                    self._council.see_members(self._sides)
                 self._go_on_copying()
             if all(health) and self._due_to_join():
                 self._resync()
@@ -218,6 +218,7 @@ class TendedBackend(ReplicatedBackend):
             council = self._council
             active, standby = council.active, council.standby
             joins = council.term is not None and (exchange or council.term.standby != LEVEL)
+            council.vouch_for(active)
             if joins:
                 council.admit(standby)
             if council.term is None or (joins and not council.propose(active.name, JOINING)):
@@ -243,13 +244,20 @@ class TendedBackend(ReplicatedBackend):
             elif council.follow() or council.term != joined:
                 return
             elif joined.standby == JOINING:
-                council.propose(active.name, LEVEL, tail=False)
+                self._now_level(active)
             forget(active, tombstones(active), self._clock.now())
             for side, left in marks:
                 mended(side, left, self._clock.now())
         self._recheck = False
         self._suspects.clear()
         self._log.info("replica.level", side=standby.name)
+
+    def _now_level(self, active: Side) -> None:
+        try:
+            self._council.propose(active.name, LEVEL, tail=False)
+        except LostError as lost:  # it was emptied when nearly all was compared
+            self._council.without(lost)
+            raise
 
     def _leave_behind(self, standby: Side) -> None:
         with self._at_the_gate():

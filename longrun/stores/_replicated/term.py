@@ -17,7 +17,7 @@ from attrs import frozen
 from longrun.errors import CorruptDataError, NewerFormatError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import REPLICA_WORKFLOW, Boundary, Create, Definition, Head, Loaded, Save
-from longrun.stores._replicated.side import Side
+from longrun.stores._replicated.side import LostError, Side
 
 FORMAT = 1
 TERM_ID = "longrun.replica.term"
@@ -89,10 +89,13 @@ def _term_of(side: Side, loaded: Loaded) -> Term:
     return Term.from_text(loaded.head.reason or "")
 
 
-def write_term(side: Side, term: Term, now: float) -> Term:
-    """Store it unless the side knows that one or a newer one; the one that is stored now."""
+def write_term(side: Side, term: Term, now: float, *, first: bool = False) -> Term:
+    """Store it unless the side knows that one or a newer one; the one that is stored now. Only what becomes part of a
+    pair is given its `first`: a store without one has lost it, and everything else with it."""
     for _ in range(TRIES):
         loaded = _read_record(side)
+        if loaded is None and not first:
+            raise LostError(side, StoreUnavailableError("replicated", f"the {side.name} knows nothing of this pair"))
         if loaded is not None:
             stored = _term_of(side, loaded)
             if stored.generation >= term.generation:
