@@ -264,6 +264,8 @@ class ControlRoom(Desk, abc.ABC):
             known = True
             if loaded.head.state in states or loaded.head.state.finished:
                 return loaded
+            if was_moved(loaded.head):
+                raise InvalidStateError(id, loaded.head.state, "wait for", ELSEWHERE)
             refuse_inside(id)
             if wakes and self._is_left(loaded.head):
                 await self.patiently(partial(self.take_over, loaded, GOES_ON), known)

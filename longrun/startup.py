@@ -19,7 +19,7 @@ from longrun.fitness import unusable
 from longrun.gates import Gates
 from longrun.queues import IN_STEPS
 from longrun.records import ExecutionState, ResumeReport
-from longrun.stored import Claim, Definition, Loaded, Query, Stored, blocked_for_good
+from longrun.stored import REPLICA_RECORD, Claim, Definition, Loaded, Query, Stored, blocked_for_good
 
 if TYPE_CHECKING:
     from longrun.crew import Crew
@@ -47,6 +47,8 @@ class Startup:
 
     async def run(self) -> ResumeReport:
         """Take up every interrupted execution of a workflow known here; the report says what became of each."""
+        if await self._executor.store.exists(REPLICA_RECORD):
+            self._executor.log.warning("store.half_of_a_pair", advice="open the pair: it runs what runs here")
         self._dead.are_buried_later = True
         dead: frozenset[str] = frozenset()
         try:

@@ -30,6 +30,8 @@ QUEUE_WORKFLOW = "~queue"
 """The workflow of the records that `queues` keeps."""
 REPLICA_WORKFLOW = "longrun.replica"
 """That of what a pair of stores keeps in both of them."""
+REPLICA_RECORD = "longrun.replica.term"
+"""The first of these. Seen through the pair there is none."""
 WITNESS_WORKFLOW = "longrun.witness"
 """That of what a pair keeps in a third one."""
 RECORDS = frozenset({QUEUE_WORKFLOW, REPLICA_WORKFLOW, WITNESS_WORKFLOW})

@@ -454,6 +454,8 @@ async def test_what_was_moved_takes_no_orders_in_its_old_home() -> None:
         for order in orders:
             with pytest.raises(InvalidStateError, match="moved to another store, where it goes on: ask there"):
                 await order
+        with pytest.raises(InvalidStateError, match="cannot wait for execution 'a': it is paused; it was moved"):
+            await client.handle("a").result()
         await client.resume("a")
         assert (await client.get("a")).state == "waiting"
     assert (await copy_store(source, target)).skipped == {"a": "it can go on in both stores; cancel one of them"}

@@ -169,12 +169,15 @@ def _NO_FILTER() -> Query:  # noqa: N802 -- a constant whose class is imported l
 
 
 async def _matching(store: Any, query: Query, states: frozenset[ExecutionState]) -> list[str]:
-    """The ids that a filter chooses, among those to which the verb can be applied."""
+    """The ids that a filter chooses, among those to which the verb can be applied. What was moved to another store goes
+    on there: to take it up here again is said by its id."""
+    from longrun.stored import was_moved
+
     query = attrs.evolve(query, states=states if query.states is None else states & query.states)
     found: list[str] = []
     async with reading(store) as desk:
         while query.states and (page := await desk.store.find(query)):
-            found += [one.definition.id for one in page]
+            found += [one.definition.id for one in page if not was_moved(one.head)]
             query = attrs.evolve(query, after=(page[-1].definition.created, page[-1].definition.id))
     return found
 

@@ -22,9 +22,11 @@ from longrun.cli._settings import settings
 from longrun.cli._signals import Stop, draining
 from longrun.cli._text import clean, duration, hide_secrets, json_text, number_of, out, say, state_text
 from longrun.cli.worker import configure_logs, json_logs_option, log_option
-from longrun.errors import ConfigError, StoreUnavailableError
+from longrun.control_room import ELSEWHERE
+from longrun.errors import ConfigError, InvalidStateError, StoreUnavailableError
 from longrun.executor import Executor
 from longrun.records import ExecutionState, check_id
+from longrun.stored import was_moved
 
 if TYPE_CHECKING:
     from longrun.records import ExecutorConfig
@@ -172,6 +174,8 @@ async def _begin(order: Order, executor: Executor, display: Lines, stop: Stop) -
             raise
         return None
     head = (await executor.store.load(handle.id)).head
+    if was_moved(head):
+        raise InvalidStateError(handle.id, head.state, "run", ELSEWHERE)
     if order.id is None:
         display.say(f"execution {handle.id}")
     if head.state in STOPPED:

@@ -521,6 +521,19 @@ def test_store_copy_carries_everything_and_can_be_repeated(tmp_path: Path) -> No
     assert read("show", "interrupted", "--store", source)["execution"]["hold"] is True
 
 
+def test_what_was_moved_goes_on_in_its_old_home_only_if_it_is_named(tmp_path: Path) -> None:
+    """It would run in both places."""
+    source, target = f"file:{tmp_path / 'a'}", f"sqlite:///{tmp_path / 'b.db'}"
+    populate(source)
+    call("store", "copy", source, target)
+    refused = call("run", APP, "site", "--id", "interrupted", "--store", source, code=1).stderr
+    assert "cannot run execution 'interrupted': it is paused; it was moved to another store" in refused
+    assert "0 resumed" in call("resume", "--state", "paused", "--yes", "--store", source).stderr
+    assert read("show", "interrupted", "--store", source)["execution"]["hold"] is True
+    call("resume", "queued", "--store", source)
+    assert read("show", "queued", "--store", source)["execution"]["hold"] is False
+
+
 def test_store_copy_does_not_carry_anything_into_a_memory_that_is_gone(tmp_path: Path) -> None:
     source = f"file:{tmp_path / 'a'}"
     populate(source)

@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from longrun import Executor, ExecutorConfig, StepContext, StepRegistry, open_store
 from longrun.client import Client
@@ -77,6 +78,15 @@ async def test_what_a_pair_keeps_for_itself_is_no_execution(used: str, tmp_path:
     for name in RECORDS:
         with pytest.raises(RegistrationError):
             registry.workflow(name, [])
+
+
+async def test_who_runs_on_one_of_the_two_is_told(used: str, tmp_path: Path) -> None:
+    """What he runs, the pair runs too. Of the pair itself nothing is said."""
+    for url, told in ((used, 0), (f"file:{tmp_path / 'a'}", 1), (f"sqlite:///{tmp_path / 'b.db'}", 1)):
+        with capture_logs() as lines:
+            async with Executor(StepRegistry(), store=url):
+                pass
+        assert [line["event"] for line in lines].count("store.half_of_a_pair") == told
 
 
 async def test_a_copy_of_one_of_the_two_leaves_the_pair_whole(used: str, tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from attrs import frozen
 
 from longrun.errors import CorruptDataError, NewerFormatError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
-from longrun.stored import REPLICA_WORKFLOW, Boundary, Create, Definition, Head, Loaded, Save
+from longrun.stored import REPLICA_RECORD, REPLICA_WORKFLOW, Boundary, Create, Definition, Head, Loaded, Save
 from longrun.stores._replicated.side import LostError, Side
 
 FORMAT = 1
-TERM_ID = "longrun.replica.term"
+TERM_ID = REPLICA_RECORD
 GONE_ID = "longrun.replica.gone"
 MENDED_ID = "longrun.replica.mended"
 RESERVED = frozenset({TERM_ID, GONE_ID, MENDED_ID})
