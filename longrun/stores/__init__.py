@@ -62,8 +62,8 @@ def open_store(url: str, **options: Any) -> CheckpointStore:
 
     `memory:`, `file:DIR`, `sqlite:///PATH` (a fourth slash makes it absolute), `postgresql://…` and `redis://…` (also
     `rediss://`, `valkey://`, `unix://`) are stores. `?schema=NAME` chooses the schema in PostgreSQL, `?prefix=NAME`
-    what the keys in Redis begin with, `?finished_ttl=SECONDS` how long what is finished stays there, `?timeout=SECONDS` how long its answer is waited for.
-    `replicated:?primary=URL&secondary=URL` is two of them in step, see
+    what the keys in Redis begin with, `?finished_ttl=SECONDS` how long what is finished stays there and
+    `?timeout=SECONDS` how long its answer is waited for. `replicated:?primary=URL&secondary=URL` is two in step, see
     `ReplicatedCheckpointStore`. There the URLs are percent-encoded, and may be followed by `witness=URL` (`file:DIR` is
     a `DirectoryWitness`, any other store a `StoreWitness`, with `witness_name=` if several pairs share it), by
     `mode=async` and by the numbers that the class takes. `options` go to the class of the store.
