@@ -517,3 +517,26 @@ def test_a_journal_that_is_deleted_while_the_index_is_made_anew_is_left_out(path
     with opened(backend):
         assert sorted(found(backend)) == ["x0", "x1", "x2", "x4"]
     assert disk.opened >= 3
+
+
+def test_a_file_in_done_that_no_id_has_named_stops_no_listing(path: Path) -> None:
+    """I5: it is shown, since nobody can say what it was; and the index is not made anew because of it each time."""
+    (path / "done" / "%FF%C3.jsonl").write_bytes(b"junk\n")
+    before = set[int]()
+    for _ in range(3):
+        backend = FileBackend(path)
+        with opened(backend):
+            assert sorted(found(backend)) == ["\\xff\\xc3", *(f"x{n}" for n in range(5))]
+            before.add((path / "finished.jsonl").stat().st_ino)
+    assert len(before) == 1
+
+
+def test_a_lost_index_is_made_anew_whatever_the_ids_are(path: Path) -> None:
+    """The name of a long one is cut, within a character perhaps."""
+    ids = [f"{'a' * n}{'中' * 60}" for n in range(9)]
+    with opened(FileBackend(path)) as other:
+        created(other, *[create(id, COMPLETED) for id in ids])
+    (path / "finished.jsonl").unlink()
+    backend = FileBackend(path)
+    with opened(backend):
+        assert sorted(found(backend)) == sorted([*ids, *(f"x{n}" for n in range(5))])

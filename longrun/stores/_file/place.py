@@ -69,7 +69,10 @@ def stem_of(id: str) -> str:
 
 def id_of(stem: str) -> str:
     """The id that a file's name tells; of a long one, which was cut, only its beginning and the hash."""
-    return unquote(stem, errors="surrogatepass")
+    try:
+        return unquote(stem, errors="surrogatepass")
+    except UnicodeDecodeError:  # cut within a character, or no name of ours
+        return unquote(stem, errors="backslashreplace")
 
 
 def journal_name(stem: str, gen: int) -> str:
