@@ -45,7 +45,7 @@ from longrun.stores._file.history import read_history
 from longrun.stores._file.inbox import box_of, parse_letters, read_box
 from longrun.stores._file.place import FORMAT, KIND, Place, done_inbox_name, unavailable
 from longrun.stores._file.queue import QueueDisk
-from longrun.stores._file.reading import Spot, locate, read_settled
+from longrun.stores._file.reading import Spot, read_settled
 from longrun.stores._file.removal import delete
 from longrun.stores._file.writes import Writes
 from longrun.stores.base import Answer, StoreBackend
@@ -270,12 +270,15 @@ class FileBackend(StoreBackend):
         found: dict[str, ExecutionState] = {}
         with _Guarded("a listing failed"):
             for id in ids:
-                spot = parts.catalog.locate(id)
-                if spot is not None and spot.folder is parts.place.live:
+                spot = self._locate(id)
+                if spot is None:
+                    continue
+                if spot.folder is parts.place.live:
                     entry = parts.catalog.find(id, spot.gen)
-                    found |= super().states_of([id]) if entry is None else {id: entry.state}
-                elif spot is not None:
-                    found[id] = parts.finished.state_of(id) or ExecutionState.BLOCKED
+                    state = None if entry is None else entry.state
+                else:
+                    state = parts.finished.state_of(id)
+                found |= super().states_of([id]) if state is None else {id: state}
         return found
 
     def sent(self, id: str) -> tuple[int, Mapping[str, int]]:
@@ -307,7 +310,7 @@ class FileBackend(StoreBackend):
     def size(self, id: str) -> int:
         place = self._open.place
         with _Guarded("a size cannot be read"):
-            spot = locate(place, id)
+            spot = self._locate(id)
             if spot is None:
                 return 0
             inbox = done_inbox_name(spot.stem) if spot.folder is place.done else f"{spot.stem}.jsonl"
@@ -324,7 +327,7 @@ class FileBackend(StoreBackend):
         parts = self._open
         with _Guarded("a journal cannot be read"):
             for _ in range(TRIES):
-                spot = parts.catalog.locate(id)
+                spot = self._locate(id)
                 if spot is None:
                     return None
                 try:
@@ -332,6 +335,16 @@ class FileBackend(StoreBackend):
                 except FileNotFoundError:
                     continue
         raise StoreUnavailableError(KIND, f"the journal of execution {id!r} keeps moving")
+
+    def _locate(self, id: str) -> Spot | None:
+        """Where an execution's newest journal is. That there is none is only said under the lock: without it, one that
+        goes to and fro may be elsewhere whenever we look."""
+        parts = self._open
+        spot = parts.catalog.locate(id)
+        if spot is None and not parts.place.read_only:
+            with parts.place.locked(shared=True):
+                spot = parts.catalog.locate(id)
+        return spot
 
     # the watcher
 

@@ -548,6 +548,7 @@ def test_a_file_system_that_turns_read_only_refuses_and_recovers(path: Path) -> 
         with pytest.raises(StoreUnavailableError, match="Read-only file system"):
             backend.claim(claim("me", ids=("b",)))
         assert loaded(backend, "a").head == new.head
+        assert backend.load("c") is None
         assert {one.definition.id for one in backend.find(Query())} == {"a", "b"}
         disk.locked = False
         done(backend, save, owned("c"), send("a", key="k"))

@@ -1,13 +1,19 @@
-"""Claims that come too late: while the taker slept, its execution ended and left live/. That is no damage."""
+"""Claims and looks that come too late: while somebody slept, the execution left live/, or done/. That is no damage."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
+import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from longrun.errors import StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.stored import Claim, Loaded, Query
 from longrun.stores._file import place
@@ -41,6 +47,57 @@ class Watched(CountingDisk):
     def unlink(self, name: str, dir_fd: int) -> None:
         super().unlink(name, dir_fd)
         self.look()
+
+
+class Looking(CountingDisk):
+    """Something happens just before one of the looks at a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = self.at = 0
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def until(self, at: int, meanwhile: Callable[[], object]) -> None:
+        self.looks, self.at, self.meanwhile = 0, at, meanwhile
+
+    def _look(self) -> None:
+        self.looks += 1
+        if self.looks == self.at:
+            self.meanwhile()
+
+    def open(self, name: str, flags: int, dir_fd: int | None = None) -> int:
+        self._look()
+        return super().open(name, flags, dir_fd)
+
+    def stat(self, name: str, dir_fd: int | None = None) -> os.stat_result:
+        self._look()
+        return super().stat(name, dir_fd)
+
+
+class Fleeing(CountingDisk):
+    """A finished journal goes to the other folder whenever it is looked for, some times, unless that is locked."""
+
+    def __init__(self, path: Path, times: int) -> None:
+        super().__init__()
+        self.path, self.times = path, times
+        self.places = {"a.0.jsonl": path / "live" / "a.0.jsonl", "a.jsonl": path / "done" / "a.jsonl"}
+
+    def _flee(self, name: str) -> None:
+        if name not in self.places or not self.places[name].exists() or not self.times:
+            return
+        with (self.path / "lock").open("wb") as lock, contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.times -= 1
+            (there,) = [there for there in self.places.values() if there != self.places[name]]
+            self.places[name].rename(there)
+
+    def open(self, name: str, flags: int, dir_fd: int | None = None) -> int:
+        self._flee(name)
+        return super().open(name, flags, dir_fd)
+
+    def stat(self, name: str, dir_fd: int | None = None) -> os.stat_result:
+        self._flee(name)
+        return super().stat(name, dir_fd)
 
 
 @pytest.fixture
@@ -245,3 +302,127 @@ def test_what_is_taken_in_any_state_does_not_move_to_done_meanwhile(
             assert loaded(taker, "a").head.seq == one.head.seq + 1
         assert loaded(taker, "a").head.state is S.FAILED
         assert ids_of(taker.claim(claim("next", ids=("a",), states=FAILED, dead=frozenset({"late"})))) == ["a"]
+
+
+def retry(backend: FileBackend) -> None:
+    take(backend, ids=("a",), states=FAILED)
+
+
+def fail_again(backend: FileBackend) -> None:
+    """What was retried ends as it had ended before, and is in done/."""
+    head = loaded(backend, "a").head
+    if head.owner is not None:
+        done(backend, change("a", head, head_fields=ENDED))
+    tidied(backend)
+
+
+def retry_and_fail_again(backend: FileBackend) -> None:
+    retry(backend)
+    fail_again(backend)
+
+
+@pytest.mark.parametrize("meanwhile", [retry, retry_and_fail_again])
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda backend: [loaded(backend, "a").head.state],
+        lambda backend: [backend.head("a").state],
+        lambda backend: [*backend.states_of(["a"]).values()],
+        states,
+        lambda backend: [state for state, count in backend.count(Query()).items() for _ in range(count)],
+    ],
+    ids=["load", "head", "states_of", "find", "count"],
+)
+def test_what_is_retried_at_any_moment_of_a_look_is_there_and_sound(
+    path: Path, other: FileBackend, look: Callable[[Any], list[S]], meanwhile: Callable[[FileBackend], None]
+) -> None:
+    """I1, I5: in done/, the next generation has the name that the one before it had."""
+    disk = Looking()
+    created(other, create("a", S.FAILED))
+    tidied(other)
+    with opened(FileBackend(path, disk=disk)) as backend:
+        look(backend)
+        for at in itertools.count(1):
+            disk.until(at, lambda: meanwhile(other))
+            assert (at, look(backend)) == (at, [S.FAILED])
+            if disk.looks < at:
+                break
+            fail_again(other)
+        assert at > 3
+    assert names(path / "quarantine") == set()
+    assert disk.left == set()
+
+
+def test_a_claim_that_another_retry_overtakes_finds_no_damage(
+    path: Path, other: FileBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I5: at any moment but those in which the directory is locked, or the claim has been made."""
+
+    def meanwhile() -> None:
+        with contextlib.suppress(StoreUnavailableError):
+            if other.claim(claim("other", ids=("a",), states=FAILED)):
+                fail_again(other)
+
+    monkeypatch.setattr(place, "LOCK_PATIENCE", 0.0)
+    disk = Looking()
+    created(other, create("a", S.FAILED))
+    tidied(other)
+    with opened(FileBackend(path, disk=disk)) as taker:
+        assert isinstance(taker, FileBackend)
+        for at in itertools.count(1):
+            disk.until(at, meanwhile)
+            taken, over = taker.claim(RETRY), disk.looks < at
+            disk.until(0, meanwhile)
+            for given in taken:
+                assert given.damage == ()
+                done(taker, change("a", given.head, head_fields=ENDED))
+            tidied(taker)
+            assert names(path / "quarantine") == set()
+            if over:
+                break
+    assert disk.left == set()
+
+
+@pytest.mark.parametrize("times", range(13))
+def test_what_goes_to_and_fro_is_not_said_to_be_missing(path: Path, other: FileBackend, times: int) -> None:
+    """I1: nobody can see two folders in one moment."""
+    created(other, create("a", S.FAILED))
+    tidied(other)
+    with opened(FileBackend(path, disk=Fleeing(path, times))) as backend:
+        assert backend.states_of(["a"]) == {"a": S.FAILED}
+    with opened(FileBackend(path, disk=Fleeing(path, times))) as backend:
+        assert loaded(backend, "a").head.state is S.FAILED
+
+
+def taken_back(path: Path, other: FileBackend, gen: int) -> None:
+    (path / "live" / f"a.{gen}.jsonl").unlink()
+    retry(other)
+
+
+def still_there(path: Path, other: FileBackend, gen: int) -> None:
+    (path / "done" / "a.jsonl").rename(path / "live" / f"a.{gen - 1}.jsonl")
+
+
+@pytest.mark.parametrize("meanwhile", [taken_back, still_there])
+def test_what_a_late_claim_was_made_of_comes_back_while_that_is_read(
+    path: Path, other: FileBackend, meanwhile: Callable[[Path, FileBackend, int], None]
+) -> None:
+    """I5: it was in done/ when it was looked for in live/, and is in live/ again when it is looked for in done/."""
+    created(other, create("a", S.FAILED))
+    tidied(other)
+    for at in itertools.count(1):
+        gen = loaded(other, "a").head.fence + 1
+        late = path / "live" / f"a.{gen}.jsonl"
+        late.write_bytes(claim_line(Identity("a", gen), "late", NOW))
+        disk = Looking()
+        with opened(FileBackend(path, disk=disk)) as backend:
+            assert isinstance(backend, FileBackend)
+            disk.until(at, functools.partial(meanwhile, path, other, gen))
+            assert (at, states(backend)) == (at, [S.FAILED])
+        if disk.looks < at:
+            break
+        if meanwhile is still_there:
+            late.unlink()
+        fail_again(other)
+    assert at > 3
+    assert names(path / "quarantine") == set()

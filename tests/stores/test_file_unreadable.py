@@ -26,6 +26,7 @@ from longrun.errors import LeaseLostError
 from longrun.records import ExecutionState
 from longrun.stored import Query
 from longrun.stores._file.lines import Identity, pack, unpack
+from longrun.stores._file.reading import START_SIZE
 from longrun.stores.base import StoreBackend
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import change, claim, create, owned, send, step
@@ -384,3 +385,41 @@ def test_a_finished_journal_that_lost_its_last_line_does_not_run_again(path: Pat
         assert backend.delete(["b"]) == [True]
         assert backend.load("b") is None
         assert backend.find(Query()) == []
+
+
+def retried(path: Path, **fields: Any) -> Path:
+    """The journal in done/ of an execution that failed, and ended well when it was retried."""
+    failed = frozenset({ExecutionState.FAILED})
+    with opened(FileBackend(path)) as backend:
+        created(backend, create("a", ExecutionState.FAILED, **fields))
+    with opened(FileBackend(path)) as backend:
+        assert isinstance(backend, FileBackend)
+        (given,) = backend.claim(claim("me", ids=("a",), states=failed))
+        journal = backend._open.writes.journals.get("a")
+        assert journal is not None
+        journal.compact()
+        over = {"state": ExecutionState.COMPLETED, "owner": None}
+        done(backend, change("a", given.head, head_fields=over))
+    return path / "done" / "a.jsonl"
+
+
+def test_what_was_retried_and_has_a_long_definition_is_sound(path: Path) -> None:
+    """I5: of which generation it is stands in a first line of any length."""
+    journal = retried(path, metadata={"note": "x" * 3 * START_SIZE})
+    assert b'"gen":1,"n":1,"kind":"definition"' in journal.read_bytes()[:100]
+    with opened(FileBackend(path)) as backend:
+        assert loaded(backend, "a").head.state is ExecutionState.COMPLETED
+    assert not list((path / "quarantine").iterdir())
+
+
+@pytest.mark.parametrize("note", ["x", "x" * 3 * START_SIZE], ids=["short", "long"])
+def test_a_damaged_first_line_costs_nothing_of_what_was_retried(path: Path, note: str) -> None:
+    """I5: each other line says as well of which generation it is."""
+    journal = retried(path, metadata={"note": note})
+    journal.write_bytes(b"#" + journal.read_bytes()[1:])
+    with opened(FileBackend(path)) as backend:
+        found = backend.load("a")
+        assert found is not None
+        assert (found.head.state, found.definition.metadata) == (ExecutionState.COMPLETED, {"note": note})
+        assert len(found.damage) == 1
+    assert len(list((path / "quarantine").iterdir())) == 1

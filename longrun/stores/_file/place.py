@@ -250,7 +250,7 @@ class Place:
     @contextlib.contextmanager
     def locked(self, *, shared: bool = False) -> Iterator[None]:
         """Keeps journals from leaving live/ or done/ (shared), or lets one process make them leave."""
-        fd, _ = self.top.open_or_create(LOCK)
+        fd, _ = self.top.open_or_create(LOCK, os.O_RDONLY if shared else os.O_RDWR)
         try:
             self._take_lock(fd, "the directory", shared=shared)
             yield

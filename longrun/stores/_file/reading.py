@@ -6,6 +6,7 @@ Place in the life of an execution: claim, and every look at it. Nothing here wri
 from __future__ import annotations
 
 import errno
+import io
 from collections.abc import Callable
 
 import attrs
@@ -82,8 +83,8 @@ def locate_stem(place: Place, stem: str) -> Spot | None:
     for _ in range(100):  # it may move between live/ and done/ while we look
         gen = _start_generation(place, stem)
         if gen is None:
-            if place.done.stat(done_name(stem)) is not None:
-                return done_spot(place, stem)
+            if place.done.stat(done_name(stem)) is not None and (spot := done_spot(place, stem)) is not None:
+                return spot
             if _start_generation(place, stem) is None and place.done.stat(done_name(stem)) is None:
                 return None
             continue
@@ -102,17 +103,26 @@ def locate_stem(place: Place, stem: str) -> Spot | None:
 
 
 def done_spot(place: Place, stem: str) -> Spot | None:
+    name = done_name(stem)
     try:
-        first = place.done.read(done_name(stem), 0, START_SIZE)
+        gen = _generation_in(place.done.read(name, 0, START_SIZE))
+        if gen is None:  # its first line is damaged, or longer than that
+            gen = _generation_in(place.done.read(name))
     except FileNotFoundError:
         return None
     except UnopenableError:
-        first = b""
-    try:
-        gen = identity_of(first.partition(b"\n")[0]).gen
-    except BrokenLineError:
-        gen = 0  # reading it will say what is wrong
-    return Spot(place.done, stem, gen, done_name(stem))
+        gen = None
+    return Spot(place.done, stem, gen or 0, name)  # reading it will say what is wrong
+
+
+def _generation_in(data: bytes) -> int | None:
+    """Which generation a journal in done/, whose name does not tell, is of; None if none of these lines fits."""
+    for text in io.BytesIO(data):
+        try:
+            return identity_of(text.removesuffix(b"\n")).gen
+        except BrokenLineError:
+            continue
+    return None
 
 
 def _start_generation(place: Place, stem: str) -> int | None:
@@ -227,17 +237,19 @@ def with_next_step(place: Place, spot: Spot, error: CorruptDataError) -> Corrupt
 
 def read_spot(place: Place, id: str, spot: Spot, limit: int | None = None) -> tuple[Contents, Tail]:
     """Everything in a journal, and in the generations before it as far as they are needed; not settled yet."""
-    identity = Identity(id, spot.gen)
     data = _bytes_of(spot, id, limit)
+    if spot.folder is place.done and (gen := _generation_in(data)) is not None:
+        spot = attrs.evolve(spot, gen=gen)  # a retry may have put another one there since it was found
+    identity = Identity(id, spot.gen)
     contents, tail = _replayed(place, spot, identity, data, Contents(id))
     if contents.complete or spot.gen == 0:
         return contents, tail
     earlier = Spot(place.live, spot.stem, spot.gen - 1, journal_name(spot.stem, spot.gen - 1))
     if place.live.stat(earlier.name) is None:
-        if limit is None and _bytes_of(spot, id) != data:
-            return read_spot(place, id, spot)  # it was completed in this moment
         if spot.folder is place.live and _is_bare(contents, tail) and _is_done(place, spot.stem):
             raise FileNotFoundError(errno.ENOENT, "the claim came too late, and is taken back", spot.name)
+        if limit is None and (_bytes_of(spot, id) != data or place.live.stat(earlier.name) is not None):
+            return read_spot(place, id, spot)  # it was completed in this moment, or what it claims came back
         return contents, tail
     try:
         before, _ = read_spot(place, id, earlier)
