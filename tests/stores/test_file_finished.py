@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from longrun.records import ExecutionState
 from longrun.stored import QUEUE_WORKFLOW, Owner, Query, Stored
 from longrun.stores._file import done as index
-from longrun.stores._file import skim
+from longrun.stores._file import removal, skim
 from longrun.stores._file.disk import Disk, Folder
 from longrun.stores._file.lines import Identity, all_fit, pack
 from longrun.stores.file import FileBackend
@@ -475,6 +476,55 @@ def test_a_deletion_that_a_crash_cut_short_leaves_nothing_that_is_only_listed(
         assert b'"going"' not in (path / "finished.jsonl").read_bytes()
         assert b'"id":"x0"' not in (path / "finished.jsonl").read_bytes()
         assert found(backend) == left
+
+
+class Returning(Disk):
+    """Stops where a journal has come back from done/ and has its line in the index still, until it is let go."""
+
+    def __init__(self) -> None:
+        self.back, self.go = threading.Event(), threading.Event()
+
+    def rename(self, old: str, new: str, old_dir: int, new_dir: int) -> None:
+        super().rename(old, new, old_dir, new_dir)
+        if new == "a.0.jsonl":
+            self.back.set()
+            assert self.go.wait(20)
+
+
+@pytest.mark.parametrize("cut_short", [False, True], ids=["", "after a deletion that was cut short"])
+def test_what_comes_back_is_shown_at_every_moment(path: Path, monkeypatch: pytest.MonkeyPatch, cut_short: bool) -> None:
+    """I1: also where somebody had begun to delete it, and died before anything was gone."""
+
+    def crash(*_: Any) -> None:
+        raise CrashError
+
+    failed = frozenset({ExecutionState.FAILED})
+    with opened(FileBackend(path)) as other:
+        created(other, create("a", ExecutionState.FAILED))
+    with opened(FileBackend(path)) as other, monkeypatch.context() as patched:
+        patched.setattr(removal, "_remove_all", crash)
+        if cut_short:
+            with pytest.raises(CrashError):
+                other.delete(["a"])
+    disk, backend = Returning(), FileBackend(path)
+    original = FileBackend._live
+    with opened(FileBackend(path, disk=disk)) as other, opened(backend):
+        retrying = threading.Thread(target=other.claim, args=(claim("other", ids=("a",), states=failed),))
+
+        def overtaken(self: FileBackend, query: Query) -> Any:
+            live = original(self, query)
+            if not retrying.ident:
+                retrying.start()
+                assert disk.back.wait(20)
+            return live
+
+        monkeypatch.setattr(FileBackend, "_live", overtaken)
+        try:
+            assert found(backend, states=failed) == ["a"]
+        finally:
+            disk.go.set()
+            retrying.join()
+        assert found(backend, states=failed) == ["a"]
 
 
 def test_a_line_of_the_index_that_cannot_be_read_is_kept_aside(path: Path) -> None:

@@ -28,6 +28,7 @@ from longrun.stores._file.reading import (
     Summary,
     done_spot,
     id_in,
+    locate,
     read_settled,
     read_spot,
     read_summary,
@@ -220,8 +221,8 @@ class Finished:
             return None if row is None else row.state
 
     def _is_gone(self, id: str) -> bool:
-        """Whether a crash cut its deletion short when only its line was left."""
-        return id in self._going and self._place.done.stat(done_name(stem_of(id))) is None
+        """Whether a crash cut its deletion short when only its line was left. What is whole may be retried."""
+        return id in self._going and locate(self._place, id) is None
 
     def _stored(self, fd: int, row: Row) -> Stored | None:
         try:
