@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from longrun.stores._file import removal, skim
 from longrun.stores._file.disk import Disk, Folder
 from longrun.stores._file.lines import Identity, all_fit, pack
 from longrun.stores.file import FileBackend
-from longrun.testing.samples import NOW, claim, create, owned
-from tests.stores.file_tools import created, opened
+from longrun.testing.samples import NOW, change, claim, create, owned
+from tests.stores.file_tools import created, done, loaded, opened
 
 COMPLETED, BLOCKED = ExecutionState.COMPLETED, ExecutionState.BLOCKED
 ME = Owner(id="me", life={}, remaining=0)
@@ -417,17 +418,101 @@ def test_an_index_that_lost_lines_without_a_trace_is_made_anew(path: Path, lost:
     assert sorted((path / "finished.jsonl").read_bytes().splitlines()) == sorted(data.splitlines())
 
 
-def test_an_index_is_whole_while_a_journal_moves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FAILED = frozenset({ExecutionState.FAILED})
+
+
+def states(backend: FileBackend) -> dict[str, ExecutionState]:
+    shown = {one.definition.id: one.head.state for one in backend.find(Query())}
+    assert backend.count(Query()) == Counter(shown.values())
+    return shown
+
+
+def go_on(backend: FileBackend, events: str) -> None:
+    for event in events.split(", "):
+        if event == "deleted":
+            assert backend.delete(["x3"]) == [True]
+        elif event == "retried":
+            (given,) = backend.claim(claim("other", ids=("a",), states=FAILED))
+            done(backend, change("a", given.head, head_fields={"state": COMPLETED, "owner": None, "ended": NOW + 9}))
+        elif event == "used anew":
+            assert backend.delete(["a"]) == [True]
+            created(backend, create("a", COMPLETED, created=NOW + 5))
+        else:
+            created(backend, create(event, COMPLETED))
+
+
+@pytest.mark.parametrize("since", ["deleted", "retried", "used anew", "new", "retried, new", "retried, deleted"])
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+def test_an_older_index_that_was_put_back_is_made_anew(path: Path, since: str, is_open: bool) -> None:
+    """I1: what was deleted is gone, what was retried is as it ended then; and a journal that cannot be read ended as
+    the index says (I8)."""
+    backend = FileBackend(path)
+    with opened(backend):
+        created(backend, create("a", ExecutionState.FAILED))
+    (path / "done" / "x1.jsonl").write_bytes(b"")
+    older = (path / "finished.jsonl").read_bytes()
+    with opened(backend):
+        go_on(backend, since)
+    with opened(backend):
+        expected = states(backend)
+        assert expected["x1"] is COMPLETED
+        if not is_open:
+            backend.close()
+        (path / "older").write_bytes(older)
+        (path / "older").rename(path / "finished.jsonl")
+        if not is_open:
+            backend.open()
+        assert states(backend) == expected
+        made = (path / "finished.jsonl").stat().st_ino
+    with opened(backend):
+        assert states(backend) == expected
+        assert (path / "finished.jsonl").stat().st_ino == made
+
+
+def test_an_index_that_goes_on_while_it_is_listed_is_not_taken_for_an_older_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, other = FileBackend(path), FileBackend(path)
+
+    def overtake(name: str) -> None:
+        """Once, just before it is called for this one."""
+        original = getattr(index.Finished, name)
+
+        def overtaken(finished: index.Finished, stored: Stored, *rest: Any) -> Any:
+            if finished is backend._open.finished and stored.definition.id == "a":
+                monkeypatch.setattr(index.Finished, name, original)
+                (given,) = other.claim(claim("other", ids=("a",), states=FAILED))
+                done(other, change("a", given.head, head_fields={"owner": None, "ended": NOW + 9}))
+                other.close()
+                other.open()
+            return original(finished, stored, *rest)
+
+        monkeypatch.setattr(index.Finished, name, overtaken)
+
+    with opened(other):
+        created(other, create("a", ExecutionState.FAILED))
+    with opened(other), opened(backend):
+        made = (path / "finished.jsonl").stat().st_ino
+        overtake("checked")
+        overtake("_overtaken")
+        assert [one.definition.id for one in backend.find(Query(states=FAILED))] == ["a"]
+        assert loaded(other, "a").head.fence == 2
+        assert found(backend, states=FAILED) == ["a"]
+        assert (path / "finished.jsonl").stat().st_ino == made
+
+
+@pytest.mark.parametrize("deleted", ["before", "after"])
+def test_an_index_is_whole_while_a_journal_moves(path: Path, monkeypatch: pytest.MonkeyPatch, deleted: str) -> None:
     """It is in done/ before it has its line, and deleted before it loses that: neither is a reason to begin anew."""
     backend, other = FileBackend(path), FileBackend(path)
     original = Folder.names
 
     def overtaken(folder: Folder) -> list[str]:
-        names = original(folder)
-        if folder is backend._open.place.done:
-            assert other.delete(["x0"]) == [True]
-            return [*names, "y.jsonl"]
-        return names
+        if folder is not backend._open.place.done:
+            return original(folder)
+        names = original(folder) if deleted == "after" else []
+        assert other.delete(["x0"]) == [True]
+        return [*(names or original(folder)), "y.jsonl"]
 
     with opened(other):
         created(other, owned("y"))

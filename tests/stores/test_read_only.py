@@ -167,6 +167,21 @@ def test_the_command_line_looks_and_says_in_one_line_what_it_cannot_do(place: Pa
         assert "the file system is read-only" in done.stdout
 
 
+def test_a_line_of_an_older_index_gives_way_to_the_journal(place: Path) -> None:
+    """As in a copy that read the index first."""
+    failed, store = frozenset({ExecutionState.FAILED}), place / "store"
+    with opened(FileBackend(store)) as backend:
+        assert backend.commit([create("a", ExecutionState.FAILED)]) == [True]
+    older = (store / "finished.jsonl").read_bytes()
+    with opened(FileBackend(store)) as backend:
+        (given,) = backend.claim(claim("me", ids=("a",), states=failed))
+        over = {"state": ExecutionState.COMPLETED, "owner": None}
+        assert backend.commit([change("a", given.head, head_fields=over)]) == [None]
+    (store / "finished.jsonl").write_bytes(older)
+    with read_only(place), opened(FileBackend(store)) as backend:
+        assert [one.head.state for one in backend.find(Query())] == [ExecutionState.COMPLETED]
+
+
 def test_a_lost_index_is_told_and_the_rest_is_shown(place: Path) -> None:
     """It would be made anew from the journals; to leave the finished ones out would be a lie."""
     with opened(FileBackend(place / "store")) as backend:

@@ -27,7 +27,6 @@ from longrun.stores._file.contents import (
     woken_head,
 )
 from longrun.stores._file.disk import UnopenableError, UnreadableFileError, close_all, write_all
-from longrun.stores._file.done import read_done
 from longrun.stores._file.entry import NO_INBOX, Entry, Inbox
 from longrun.stores._file.history import move_history
 from longrun.stores._file.inbox import Letters, box_of, read_letters, sure_box
@@ -36,7 +35,7 @@ from longrun.stores._file.line import rank
 from longrun.stores._file.lines import Identity
 from longrun.stores._file.mine import Journals
 from longrun.stores._file.place import journal_name
-from longrun.stores._file.reading import Spot, locate, read_spot, with_next_step
+from longrun.stores._file.reading import Spot, locate, read_done, read_spot, with_next_step
 from longrun.stores._file.syncing import SyncPool
 from longrun.stores.choice import is_free, is_wanted
 

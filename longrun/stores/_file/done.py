@@ -27,9 +27,10 @@ from longrun.stores._file.reading import (
     Spot,
     Summary,
     done_spot,
+    ended,
     id_in,
     locate,
-    read_settled,
+    read_done,
     read_spot,
     read_summary,
     with_next_step,
@@ -81,7 +82,9 @@ class Finished:
         self._gone = 0
         self._broken = False
         self._compared = False
-        """Whether it was looked whether every journal in done/ has its line: one may be lost without a trace."""
+        """Whether the names in done/ were compared with it: a line may be lost, or of long ago, without a trace."""
+        self._outdated = False
+        """Whether the journals know better: no line counts of one that can be read."""
         self._going: set[str] = set()
         """Of these somebody began the deletion: they are there as long as their journals are."""
         self.returned = 0
@@ -180,6 +183,8 @@ class Finished:
             return attrs.evolve(stored, head=attrs.evolve(stored.head, reason=str(error)))
         if summary is not None and not stored.head.state.finished:
             return self._readable_again(stored, summary, spot)
+        if summary is not None and _moment(summary) != _moment(stored):
+            return self._overtaken(stored, summary)
         if len(self._good) >= GOOD_LIMIT:
             self._good.clear()
         self._good[id] = mark_of(status)
@@ -194,6 +199,20 @@ class Finished:
                 return stored
             self._append([_line(summary.definition, summary.born, spot.gen, summary.head)])
         return Stored(definition=summary.definition, head=summary.head)
+
+    def _overtaken(self, stored: Stored, summary: Summary) -> Stored:
+        """The journal is another one than the index said when the listing began. If that is behind it still, it is from
+        before the journals, and whoever lists looks again."""
+        if self._place.read_only:
+            return Stored(definition=summary.definition, head=summary.head)
+        with self._lock:
+            self._refresh()
+            row = self._rows.get(stored.definition.id)
+            now = None if row is None else self._stored(self._file.fd, row)
+            if now is not None and _moment(now) < _moment(summary):
+                self._broken = self._outdated = True
+                self.returned += 1
+        return stored
 
     def read(self, id: str, spot: Spot) -> Contents:
         """A journal in done/. If it cannot be read, the error says at least how the execution ended (I8)."""
@@ -255,35 +274,43 @@ class Finished:
         self.returned += self._ino >= 0
         self._rows, self._order, self._children, self._end, self._gone = {}, None, {}, 0, 0
         self._going = set()
-        self._ino, self._broken, self._compared = ino, broken, False
+        self._ino, self._broken, self._compared, self._outdated = ino, broken, False, False
+        self._good.clear()
 
     def _any_journal(self) -> bool:
         return any(name.endswith(".jsonl") for name in self._place.done.names())
 
-    def _lacks_any(self) -> bool:
-        """Whether a journal in done/ has no line. What moves just now is in live/ until it has one, and what somebody
-        deletes has one until it is gone: so the order counts."""
-        place, known = self._place, {done_name(stem_of(id)) for id in self._rows}
-        strange = [name.removesuffix(".jsonl") for name in place.done.names() if name.endswith(".jsonl")]
-        strange = [stem for stem in strange if done_name(stem) not in known]
+    def _is_older(self) -> bool:
+        """Whether a journal in done/ has no line, or a line no journal. What moves just now is in live/ until it has
+        one, and what somebody deletes has one until it is gone: so the order counts."""
+        place, known = self._place, {done_name(stem_of(id)): id for id in self._rows}
+        names = {name for name in place.done.names() if name.endswith(".jsonl")}
+        strange = [name.removesuffix(".jsonl") for name in names - known.keys()]
         strange = [stem for stem in strange if place.live.stat(journal_name(stem, 0)) is None]
-        if strange:
+        lost = {known[name] for name in known.keys() - names}
+        lost = {id for id in lost if locate(place, id) is None}
+        if strange or lost:
             self._refresh()
-        return any(self._lacks(stem) for stem in strange)
+        for stem in strange:
+            id = self._id_in(stem)
+            if id is not None and id not in self._rows:
+                return True
+            lost.discard(id)  # a file whose name no id has is listed by the id that its name tells
+        return any(id in self._rows and id not in self._going for id in lost)
 
-    def _lacks(self, stem: str) -> bool:
+    def _id_in(self, stem: str) -> str | None:
         try:
             spot = done_spot(self._place, stem)
-            return spot is not None and id_in(spot) not in self._rows
+            return None if spot is None else id_in(spot)
         except FileNotFoundError:
-            return False
+            return None
 
     def _mend(self) -> None:
-        """Make a damaged, missing or incomplete index anew."""
+        """Make a damaged, missing or outdated index anew."""
         with self._lock:
             self._refresh()
             if not self._broken and not self._compared:
-                self._broken = self._lacks_any()
+                self._broken = self._outdated = self._is_older()
                 self._compared = True
             broken = self._broken
         if broken:
@@ -384,11 +411,12 @@ class Finished:
                 self._refresh()
                 if torn := read_range(place.disk, fd, self._end):
                     place.keep_aside(FINISHED_INDEX, torn)
-                lines = self._good_lines()
+                stems = [name.removesuffix(".jsonl") for name in place.done.names() if name.endswith(".jsonl")]
+                lines = self._good_lines(set(stems))
                 known = {stem_of(id) for id in lines}
-                for name in place.done.names():
-                    if name.endswith(".jsonl") and name.removesuffix(".jsonl") not in known:
-                        lines.update(self._from_journal(name.removesuffix(".jsonl")))
+                for stem in stems:
+                    if self._outdated or stem not in known:
+                        lines.update(self._from_journal(stem, listed=stem in known))
                 temporary, new = place.temporary(b"".join([_HEADER, *lines.values()]), sync=True)
                 place.disk.close(new)
                 place.replace(temporary, place.top, FINISHED_INDEX)
@@ -397,14 +425,16 @@ class Finished:
                 place.disk.close(fd)
             self._refresh()
 
-    def _good_lines(self) -> dict[str, bytes]:
+    def _good_lines(self, stems: set[str]) -> dict[str, bytes]:
+        """Those of what is in done/: under the lock, nothing else has one but what was left by a crash, or long ago."""
         if not self._rows:
             return {}
         data = self._place.top.read(FINISHED_INDEX)
-        rows = [row for row in self._rows.values() if not self._is_gone(row.id)]
+        rows = [row for row in self._rows.values() if stem_of(row.id) in stems]
         return {row.id: data[row.start : row.start + row.size] + b"\n" for row in rows}
 
-    def _from_journal(self, stem: str) -> Iterator[tuple[str, bytes]]:
+    def _from_journal(self, stem: str, *, listed: bool) -> Iterator[tuple[str, bytes]]:
+        """The line of one that has none, or an old one: that stays where the journal cannot be read (I8)."""
         spot = done_spot(self._place, stem)
         if spot is None:
             return
@@ -417,10 +447,12 @@ class Finished:
                 return
             contents, _ = read_spot(self._place, contents.id, spot)
             contents.settle()
-            head, definition = _ended(contents)
+            head, definition = ended(contents)
         except FileNotFoundError:
             return
         except CorruptDataError as error:
+            if listed:
+                return
             definition, head = self._unreadable(spot, contents, error)
         yield contents.id, _line(definition, contents.born, spot.gen, head)
 
@@ -432,24 +464,6 @@ class Finished:
         return remains(contents, str(error), 0.0 if status is None else status.st_mtime)
 
 
-def read_done(place: Place, id: str, spot: Spot) -> Contents:
-    """A journal in done/ holds an end: without that it says something that is no longer true."""
-    contents, _ = read_settled(place, id, spot)
-    try:
-        _ended(contents)
-    except CorruptDataError as error:
-        raise with_next_step(place, spot, error) from error
-    return contents
-
-
-def _ended(contents: Contents) -> tuple[Head, Definition]:
-    head, definition = contents.found()
-    if not head.state.finished:
-        problem = "; ".join(["its end is not readable", *contents.damage])
-        raise CorruptDataError(f"execution {contents.id!r}", problem)
-    return head, definition
-
-
 def _line(definition: Definition, born: str, gen: int, head: Head) -> bytes:
     fields = {"kind": "finished", "born": born, "definition": definition_form(definition), "head": head_form(head)}
     return pack(Identity(definition.id, gen), 1, fields)
@@ -457,6 +471,11 @@ def _line(definition: Definition, born: str, gen: int, head: Head) -> bytes:
 
 def _definition(id: str, fields: dict[str, object]) -> Definition:
     return definition_from(id, fields["definition"])  # type: ignore[arg-type]  # JSON of ours, checked by its checksum
+
+
+def _moment(one: Stored | Summary) -> tuple[float, int, int]:
+    """What grows with a retry of an execution, and where its id is used anew."""
+    return one.definition.created, one.head.fence, one.head.revision
 
 
 def _newest_first(rows: Iterable[Row]) -> list[Row]:

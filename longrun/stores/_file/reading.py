@@ -237,10 +237,9 @@ def with_next_step(place: Place, spot: Spot, error: CorruptDataError) -> Corrupt
 
 def read_spot(place: Place, id: str, spot: Spot, limit: int | None = None) -> tuple[Contents, Tail]:
     """Everything in a journal, and in the generations before it as far as they are needed; not settled yet."""
-    data = _bytes_of(spot, id, limit)
-    if spot.folder is place.done and (gen := _generation_in(data)) is not None:
-        spot = attrs.evolve(spot, gen=gen)  # a retry may have put another one there since it was found
-    identity = Identity(id, spot.gen)
+    data, identity = _bytes_of(spot, id, limit), Identity(id, spot.gen)
+    if spot.folder is place.done and not claims_to_be(data, identity) and (gen := _generation_in(data)) is not None:
+        spot, identity = attrs.evolve(spot, gen=gen), Identity(id, gen)  # a retry has put another one there
     contents, tail = _replayed(place, spot, identity, data, Contents(id))
     if contents.complete or spot.gen == 0:
         return contents, tail
@@ -277,6 +276,24 @@ def read_settled(place: Place, id: str, spot: Spot) -> tuple[Contents, Tail]:
     except CorruptDataError as error:
         raise with_next_step(place, spot, error) from error
     return contents, tail
+
+
+def read_done(place: Place, id: str, spot: Spot) -> Contents:
+    """A journal in done/ holds an end: without that it says something that is no longer true."""
+    contents, _ = read_settled(place, id, spot)
+    try:
+        ended(contents)
+    except CorruptDataError as error:
+        raise with_next_step(place, spot, error) from error
+    return contents
+
+
+def ended(contents: Contents) -> tuple[Head, Definition]:
+    head, definition = contents.found()
+    if not head.state.finished:
+        problem = "; ".join(["its end is not readable", *contents.damage])
+        raise CorruptDataError(f"execution {contents.id!r}", problem)
+    return head, definition
 
 
 def _replayed(place: Place, spot: Spot, identity: Identity, data: bytes, contents: Contents) -> tuple[Contents, Tail]:

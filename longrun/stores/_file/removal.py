@@ -14,10 +14,9 @@ import attrs
 
 from longrun.errors import CorruptDataError, StoreUnavailableError
 from longrun.stores._file.disk import Folder, UnreadableFileError
-from longrun.stores._file.done import read_done
 from longrun.stores._file.journal import Over, remove_locked, remove_older
 from longrun.stores._file.place import KIND, Place, done_inbox_name, done_name, journal_name, parse_journal_name
-from longrun.stores._file.reading import Spot, is_bare_claim, locate, read_spot
+from longrun.stores._file.reading import Spot, is_bare_claim, locate, read_done, read_spot
 from longrun.stores._file.writes import Writes
 
 TRIES = 100
