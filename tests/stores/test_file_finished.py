@@ -18,6 +18,7 @@ from longrun.stores._file import done as index
 from longrun.stores._file import removal, skim
 from longrun.stores._file.disk import Disk, Folder
 from longrun.stores._file.lines import Identity, all_fit, pack
+from longrun.stores._file.row import Row
 from longrun.stores.file import FileBackend
 from longrun.testing.samples import NOW, change, claim, create, owned
 from tests.stores.file_tools import created, done, loaded, opened
@@ -295,7 +296,7 @@ def test_who_asks_for_the_children_of_one_does_not_pay_for_all(path: Path, monke
     read: list[str] = []
     stored = index.Finished._stored
 
-    def counted(self: index.Finished, fd: int, row: index.Row) -> Stored | None:
+    def counted(self: index.Finished, fd: int, row: Row) -> Stored | None:
         read.append(row.id)
         return stored(self, fd, row)
 
@@ -360,7 +361,7 @@ def test_a_listing_misses_nothing_where_the_index_is_written_anew_meanwhile(
     backend, other = FileBackend(path), FileBackend(path)
     original = index.Finished._ordered
 
-    def overtaken(finished: index.Finished) -> list[index.Row]:
+    def overtaken(finished: index.Finished) -> list[Row]:
         rows = original(finished)
         assert other.delete(["x4", "x0", "x1"]) == [True] * 3
         return rows

@@ -7,7 +7,6 @@ crash in between shows every execution once. An index that is damaged or missing
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterable, Iterator
 
@@ -15,13 +14,13 @@ import attrs
 
 from longrun.errors import CorruptDataError
 from longrun.logging import Log
-from longrun.records import FINISHED, ExecutionState
+from longrun.records import ExecutionState
 from longrun.stored import Definition, Head, Query, Stored
 from longrun.stores._file.contents import Contents, remains
 from longrun.stores._file.disk import HeldFile, UnreadableFileError, close_all, read_range, write_all
 from longrun.stores._file.entry import Entry, Mark, mark_of
 from longrun.stores._file.forms import definition_form, definition_from, head_form, head_from
-from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, dumped, pack, unpack_any
+from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, pack, unpack_any
 from longrun.stores._file.place import FINISHED_INDEX, FINISHED_NOTE, Place, done_name, id_of, journal_name, stem_of
 from longrun.stores._file.reading import (
     Spot,
@@ -35,6 +34,7 @@ from longrun.stores._file.reading import (
     read_summary,
     with_next_step,
 )
+from longrun.stores._file.row import LISTED, Row, may_match, newest_first, only_rows, texts
 from longrun.stores._file.skim import Skim
 from longrun.stores.choice import matches
 
@@ -44,26 +44,8 @@ GONE_LIMIT = 1000
 GOOD_LIMIT = 10_000
 """Journals of which is remembered that they were looked at and found whole."""
 
-_LISTED = FINISHED | {ExecutionState.BLOCKED}
-"""Ends, and what is left of a journal that cannot be read and of which the index does not know how it ended."""
-
 _HEADER = pack(Identity("", 0), 1, {"kind": "index"})
 """The first line of a complete index. One that was lost and begun anew by whoever moved a journal has none."""
-
-
-@attrs.frozen
-class Row:
-    """What the index says of one execution: enough to choose by; the rest is read where it is shown."""
-
-    id: str
-    created: float
-    state: ExecutionState
-    ended: float | None
-    workflow: str
-    queue: str
-    parent: str | None
-    start: int
-    size: int
 
 
 class Finished:
@@ -116,7 +98,7 @@ class Finished:
                 if (
                     row.id in live
                     or (after is not None and (row.created, row.id) >= after)
-                    or not _may_match(row, query)
+                    or not may_match(row, query)
                     or self._is_gone(row.id)
                 ):
                     continue
@@ -128,13 +110,13 @@ class Finished:
 
     def count(self, query: Query, live: set[str]) -> dict[ExecutionState, int]:
         counts: dict[ExecutionState, int] = {}
-        if _only_rows(query):
+        if only_rows(query):
             self._mend()
             with self._lock:
                 self._refresh()
                 rows = list(self._rows.values())
             for row in rows:
-                if row.id not in live and _may_match(row, query) and not self._is_gone(row.id):
+                if row.id not in live and may_match(row, query) and not self._is_gone(row.id):
                     counts[row.state] = counts.get(row.state, 0) + 1
             return counts
         for stored in self.find(attrs.evolve(query, after=None), live):
@@ -146,9 +128,9 @@ class Finished:
         interrupted should not pay for all that ever ended."""
         if query.owner is not None or query.owned:
             return True  # what is owned stays in live/
-        if query.states is not None and not query.states & _LISTED:
+        if query.states is not None and not query.states & LISTED:
             return True
-        return self._skim.lacks(_texts(query))
+        return self._skim.lacks(texts(query))
 
     def believe_notes(self) -> None:
         """Whoever runs executions starts at once, and has `prove` called when there is time for it."""
@@ -252,11 +234,11 @@ class Finished:
 
     def _ordered(self) -> list[Row]:
         if self._order is None:
-            self._order = _newest_first(self._rows.values())
+            self._order = newest_first(self._rows.values())
         return self._order
 
     def _children_of(self, parent: str) -> list[Row]:
-        return _newest_first(self._children.get(parent, {}).values())
+        return newest_first(self._children.get(parent, {}).values())
 
     def _refresh(self) -> None:
         place, status = self._place, self._file.look()
@@ -476,40 +458,3 @@ def _definition(id: str, fields: dict[str, object]) -> Definition:
 def _moment(one: Stored | Summary) -> tuple[float, int, int]:
     """What grows with a retry of an execution, and where its id is used anew."""
     return one.definition.created, one.head.fence, one.head.revision
-
-
-def _newest_first(rows: Iterable[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: (row.created, row.id), reverse=True)
-
-
-def _may_match(row: Row, query: Query) -> bool:
-    return (
-        (query.states is None or row.state in query.states)
-        and (query.workflows is None or row.workflow in query.workflows)
-        and (query.queue is None or row.queue == query.queue)
-        and (query.created_after is None or row.created >= query.created_after)
-        and (query.created_before is None or row.created < query.created_before)
-        and (query.ended_before is None or (row.ended is not None and row.ended < query.ended_before))
-    )
-
-
-def _texts(query: Query) -> list[list[bytes]]:
-    """Of each list, every line that matches must hold one."""
-    found = []
-    if query.states is not None:
-        found.append([b'"state":"%b"' % state.value.encode() for state in query.states & _LISTED])
-    if query.workflows is not None:
-        names = [(json.dumps(workflow).encode(), dumped(workflow, ours=True)) for workflow in query.workflows]
-        found.append([b'"workflow":%b' % text for both in names for text in both])  # as either writer has it
-    return found
-
-
-def _only_rows(query: Query) -> bool:
-    """Whether the rows alone decide."""
-    return (
-        not query.metadata
-        and query.text is None
-        and query.owner is None
-        and query.owned is None
-        and query.parent_id is None
-    )
