@@ -32,7 +32,7 @@ SMALL: dict[str, dict[str, int]] = {
     "J6": {"many": 12, "few": 6, "wakes": 2},
     "J7": {"times": 3, "across": 2, "idle_seconds": 1},
     "J8": {"items": 2000, "branches": 40},
-    "J9": {"executions": 20, "few": 500, "many": 501},
+    "J9": {"executions": 20, "few": 900, "many": 901},
 }
 
 
