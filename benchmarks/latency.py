@@ -1,4 +1,4 @@
-"""J7: how long until a step begins, here and in another process; how long pause and cancel take; what idling costs.
+"""J7: how long until a step begins, and until it is stopped, here and in another process; what idling costs.
 
 Place in the life of an execution: start, claim, control.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from typing import Any
 
@@ -17,16 +18,20 @@ from benchmarks.orders import Job, Order, Samples, Sizes
 from benchmarks.places import DURABLE
 from benchmarks.results import Figures, Row, at_most, value_at_most
 from benchmarks.samples import column
-from longrun import Executor, StepRegistry
+from longrun import Executor, StepContext, StepRegistry
 from longrun.client import Client
+from longrun.handle import ExecutionHandle
 from longrun.worker import Worker
 
 ACROSS = {"sqlite": 50.0, "file": 50.0, "postgres": 10.0, "redis": 10.0, "valkey": 10.0}
+PAUSED_WITHIN = 200.0
 ANSWER_WITHIN = 30.0
+BEAT = 0.003
+"""Seconds from one checkpoint of a step that has many to the next."""
 
 
 class Stamped:
-    """A step that says when it began, and one that lasts until it is stopped."""
+    """A step that says when it began, and two that last until they are stopped: at once, or at a checkpoint."""
 
     def __init__(self) -> None:
         self.registry = StepRegistry()
@@ -34,8 +39,10 @@ class Stamped:
         self.running = asyncio.Event()
         self.registry.register("quick", self.quick)
         self.registry.register("lasting", self.lasting)
+        self.registry.register("beating", self.beating)
         self.registry.workflow("quick", ["quick"])
         self.registry.workflow("lasting", ["lasting"])
+        self.registry.workflow("beating", ["beating"])
 
     async def quick(self, state: dict[str, Any]) -> dict[str, Any]:
         self.began = time.monotonic_ns()
@@ -45,6 +52,12 @@ class Stamped:
         self.running.set()
         await asyncio.Event().wait()
         return state
+
+    async def beating(self, ctx: StepContext, state: dict[str, Any]) -> None:
+        for beats in itertools.count(1):
+            await asyncio.sleep(BEAT)
+            ctx.progress(beats)
+            await ctx.checkpoint()
 
 
 async def in_process(order: Order) -> Figures:
@@ -128,19 +141,54 @@ def across(order: Order) -> Figures:
 
 
 async def submit_to(order: Order, worker: Helper) -> Figures:
-    taken = []
     async with Client(order.url) as client:
-        for number in range(order.sizes["across"]):
-            await asyncio.sleep(0.03 + 0.0017 * (number % 13))  # never in step with a worker that polls
-            asked = time.monotonic_ns()
-            run = await client.submit("quick", {})
-            async with asyncio.timeout(ANSWER_WITHIN):  # a worker that died would never answer
-                taken.append(((await run.result())["began"] - asked) / 1e6)
+        taken = [await answered_once(client, number) for number in range(order.sizes["across"])]
+        paused = [await paused_once(client, number) for number in range(order.sizes["pauses"])]
     return {
         "across_ms": percentile(taken, 0.5),
         "across_max_ms": max(taken),
+        "paused_ms": percentile(paused, 0.5),
+        "paused_max_ms": max(paused),
         "idle_percent": await idle_share(worker.pid, order.sizes["idle_seconds"]),
     }
+
+
+async def out_of_step(number: int) -> None:
+    """Never ask at the same moment of a worker's round, if it polls."""
+    await asyncio.sleep(0.03 + 0.0017 * (number % 13))
+
+
+async def answered_once(client: Client, number: int) -> float:
+    """Milliseconds from the call to the first line of a step in the worker."""
+    await out_of_step(number)
+    asked = time.monotonic_ns()
+    run = await client.submit("quick", {})
+    async with asyncio.timeout(ANSWER_WITHIN):  # a worker that died would never answer
+        return float(((await run.result())["began"] - asked) / 1e6)
+
+
+async def paused_once(client: Client, number: int) -> float:
+    """Milliseconds that pausing takes of a step that the worker is in: asked for here, obeyed there, stored."""
+    run = await client.submit("beating", {})
+    async with asyncio.timeout(ANSWER_WITHIN):
+        await until_running(run)
+        await out_of_step(number)
+        asked = time.monotonic_ns()
+        await run.pause()
+        taken = (time.monotonic_ns() - asked) / 1e6
+        found = await run.info()
+        if found.state != "paused" or found.step_progress is None:
+            raise AssertionError(f"it is {found.state}, its step at {found.step_progress}")
+        await run.cancel()
+    return taken
+
+
+async def until_running(run: ExecutionHandle) -> None:
+    """By asking: who waits for it on PostgreSQL hears of it a second later."""
+    while True:
+        await asyncio.sleep(BEAT)
+        if (await run.info()).state == "running":
+            return
 
 
 async def idle_share(pid: int, seconds: int) -> float:
@@ -167,7 +215,7 @@ def measure(order: Order) -> Figures:
 def rows(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
     common: dict[str, Any] = {"job": "J7", "store": store, "durable": DURABLE[store], "unit": "ms"}
     beside: dict[str, Any] = {"bare": column(samples, "bare", "ms"), "bare_name": "a commit", "goal": at_most(2.0)}
-    slowest = max(column(samples, "across", "across_max_ms"), default=0.0)
+    slowest = {name: max(column(samples, "across", f"{name}_max_ms"), default=0.0) for name in ("across", "paused")}
     return [
         Row(what="start to first step, p50", ours=column(samples, "longrun", "start_ms"), **beside, **common),
         Row(
@@ -183,7 +231,14 @@ def rows(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
             what="submit to first step in another process, p50",
             ours=column(samples, "across", "across_ms"),
             goal=value_at_most(ACROSS[store]),
-            note=f"slowest {slowest:.0f} ms",
+            note=f"slowest {slowest['across']:.0f} ms",
+            **common,
+        ),
+        Row(
+            what="pause from another process, p50",
+            ours=column(samples, "across", "paused_ms"),
+            goal=value_at_most(PAUSED_WITHIN),
+            note=f"slowest {slowest['paused']:.0f} ms",
             **common,
         ),
         Row(
@@ -198,10 +253,10 @@ def rows(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
 JOBS = {
     "J7": Job(
         name="J7",
-        title="submit to first step, here and across processes; pause and cancel; an idle worker",
+        title="submit to first step, and pause, here and across processes; cancel; an idle worker",
         roles=("longrun", "store", "bare", "across"),
         measure=measure,
         rows=rows,
-        full={"times": 100, "across": 50, "idle_seconds": 10},
+        full={"times": 100, "across": 50, "pauses": 10, "idle_seconds": 10},
     ),
 }

@@ -30,7 +30,7 @@ SMALL: dict[str, dict[str, int]] = {
     "J4": {"executions": 4, "beside": 6},
     "J5": {"times": 1},
     "J6": {"many": 12, "few": 6, "wakes": 2},
-    "J7": {"times": 3, "across": 2, "idle_seconds": 1},
+    "J7": {"times": 3, "across": 2, "pauses": 2, "idle_seconds": 1},
     "J8": {"items": 2000, "branches": 40},
     "J9": {"executions": 20, "few": 900, "many": 901},
 }
@@ -387,6 +387,20 @@ def test_the_pictures_are_drawn(tmp_path: Path):
 
     assert [path.name for path in drawn] == ["j1.svg", "ratios.svg"]
     assert all(path.read_text().startswith("<?xml") for path in drawn)
+
+
+# --- across processes -----------------------------------------------------------------------------------------------
+
+
+def test_a_pause_from_another_process_tells_its_slowest_too():
+    here = {"start_ms": 1.0, "start_p99_ms": 1.0, "pause_ms": 1.0, "cancel_ms": 1.0}
+    there = {"across_ms": 3.0, "across_max_ms": 9.0, "paused_ms": 210.0, "paused_max_ms": 340.0, "idle_percent": 0.1}
+    samples = {"longrun": [here], "store": [{"ms": 1.0}], "bare": [{"ms": 1.0}], "across": [there]}
+
+    rows = job_of("J7").rows("redis", samples, job_of("J7").full)
+    (found,) = [one for one in rows if one.what.startswith("pause from another process")]
+
+    assert (found.judged, found.ok(), found.note) == (210.0, False, "slowest 340 ms")
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------
