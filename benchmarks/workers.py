@@ -1,6 +1,6 @@
 """J9: several worker processes on one store, and what a claim costs when much is queued.
 
-Place in the life of an execution: claim.
+Place in the life of an execution: claim. What else is asked of the hundred thousand that are queued: `race`, `pages`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks import pages, race
 from benchmarks.child import MeasurementError
 from benchmarks.helpers import Helper, helper, say_ready
 from benchmarks.orders import Job, Order, Samples, Sizes
@@ -42,8 +43,13 @@ async def submit(order: Order, count: int) -> None:
             wave = min(WAVE, count - start)
             await asyncio.gather(*(client.submit(WORKFLOW, {"n": 0}) for _ in range(wave)))
         counted = await client.count()
-    if counted != {"initialized": count}:
+    if counted.get(ExecutionState.INITIALIZED) != count:
         raise AssertionError(f"{counted} instead of {count} queued")
+
+
+async def queue(order: Order, count: int) -> None:
+    await pages.leave_oldest(order.url, WORKFLOW)
+    await submit(order, count)
 
 
 async def work(order: Order) -> None:
@@ -107,11 +113,16 @@ def measure(order: Order) -> Figures:
         asyncio.run(work(order))
     if order.role in WORKERS:
         return crew(order, WORKERS[order.role])
+    if order.role == race.ROLE:
+        return asyncio.run(race.take(order))
     if order.role in QUEUED:
-        asyncio.run(submit(order, order.sizes[QUEUED[order.role]]))
+        asyncio.run(queue(order, order.sizes[QUEUED[order.role]]))
     if order.role.startswith("prepare-"):
         return {}
-    return asyncio.run(claims(order))
+    figures = {**asyncio.run(claims(order)), **asyncio.run(pages.look(order.url))}
+    if order.role == "many" and order.store in race.STORES:
+        figures |= race.race(order)
+    return figures
 
 
 def rows(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
@@ -143,18 +154,20 @@ def rows(store: str, samples: Samples, sizes: Sizes) -> list[Row]:
             goal=at_most(1.2),
             **common,
         ),
+        *(race.rows(samples, sizes, common) if store in race.STORES else ()),
+        *pages.rows(samples, sizes, common),
     ]
 
 
 JOBS = {
     "J9": Job(
         name="J9",
-        title="four worker processes against one; claims with much queued",
+        title="four worker processes against one; claims and pages with much queued",
         roles=("four workers", "two workers", "one worker", "many", "few"),
         lasting=("many",),
         measure=measure,
         rows=rows,
-        full={"executions": 10_000, "few": 1000, "many": 100_000},
+        full={"executions": 10_000, "few": 1000, "many": 100_000, "claimers": 8, "turns": 25},
         stores=("postgres", "sqlite"),
         timeout=900,
     ),

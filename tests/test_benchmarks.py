@@ -12,14 +12,17 @@ from pathlib import Path
 import attrs
 import pytest
 
-from benchmarks import bare, instructions, page, plots
+from benchmarks import bare, instructions, page, pages, plots, race
 from benchmarks.__main__ import main
 from benchmarks.child import MODULES, job_of
-from benchmarks.orders import Job
+from benchmarks.orders import Job, Order
 from benchmarks.peers.catalogue import PEERS, Installed, peer_rows
 from benchmarks.places import Places, available
 from benchmarks.results import HEAD, Row, Trouble, at_least, at_most, cells, table, value_at_most
 from benchmarks.run import run_jobs
+from benchmarks.workers import queue
+from longrun.client import Client
+from longrun.stored import Owner
 
 SMALL: dict[str, dict[str, int]] = {
     "J1": {"executions": 1, "steps": 5},
@@ -32,7 +35,7 @@ SMALL: dict[str, dict[str, int]] = {
     "J6": {"many": 12, "few": 6, "wakes": 2},
     "J7": {"times": 3, "across": 2, "pauses": 2, "idle_seconds": 1},
     "J8": {"items": 2000, "branches": 40},
-    "J9": {"executions": 20, "few": 900, "many": 901},
+    "J9": {"executions": 20, "few": 900, "many": 950, "claimers": 2, "turns": 3},
 }
 
 
@@ -387,6 +390,88 @@ def test_the_pictures_are_drawn(tmp_path: Path):
 
     assert [path.name for path in drawn] == ["j1.svg", "ratios.svg"]
     assert all(path.read_text().startswith("<?xml") for path in drawn)
+
+
+# --- what is asked of much that is queued ---------------------------------------------------------------------------
+
+
+def queued(directory: Path, count: int, **sizes: int) -> Order:
+    """A measurement of J9 on a store that has so many in its queue."""
+    url = f"sqlite:///{directory}/store.db"
+    order = Order(job="J9", role="many", store="sqlite", url=url, sizes=sizes, asked=0)
+    asyncio.run(queue(order, count))
+    return order
+
+
+def test_pages_are_timed_if_they_hold_the_newest_and_those_of_the_state(tmp_path: Path):
+    order = queued(tmp_path, 60)
+
+    found = asyncio.run(pages.look(order.url))
+
+    assert found.keys() == {"newest_ms", "rare_ms"}
+    assert all(figure > 0 for figure in found.values())
+
+
+def test_a_page_that_lacks_the_newest_is_no_figure(tmp_path: Path):
+    order = queued(tmp_path, 60)
+
+    async def run() -> None:
+        async with Client(order.url) as client:
+            listed = await client.list(limit=pages.PAGE + 1)
+            await pages.check(client, listed[:-1])
+            with pytest.raises(AssertionError, match="are as new as"):
+                await pages.check(client, listed[1:])
+
+    asyncio.run(run())
+
+
+def test_a_page_that_is_not_full_is_no_figure(tmp_path: Path):
+    async def run() -> None:
+        async with Client(f"sqlite:///{tmp_path}/store.db") as client:
+            await client.submit("steps", {"n": 0})
+            await pages.timed(client, None)
+
+    with pytest.raises(AssertionError, match="1 listed instead of 50"):
+        asyncio.run(run())
+
+
+def test_claimers_are_counted_as_short_where_the_queue_is_not(tmp_path: Path):
+    """Where one waits for the other, nobody goes short; and a queue that all of them together empty is no measure."""
+    order = queued(tmp_path, 2 * 2 * race.EACH + 1, claimers=2, turns=2)
+
+    assert race.race(order) == {"short_percent": 0.0}
+    with pytest.raises(AssertionError, match="too little was queued"):
+        race.race(order)
+
+
+def test_what_two_claimers_were_given_is_no_figure(tmp_path: Path):
+    """The store knows one owner of each: the other was given it too."""
+    order = queued(tmp_path, 3)
+
+    async def claim() -> None:
+        async with Client(order.url) as client:
+            await client.store.register(Owner(id="second", life={}, remaining=60.0), 60.0)
+            await client.store.claim(race.wanted("second"))
+
+    async def run() -> None:
+        await claim()
+        with pytest.raises(AssertionError, match="first was given 1 and has 0"):
+            await race.check(order, {"second": 3, "first": 1})
+
+    asyncio.run(run())
+
+
+def test_contention_has_a_row_where_claimers_pass_over_what_others_hold():
+    queues = {role: [{"us": 1.0, "newest_ms": 1.0, "rare_ms": 1.0, "short_percent": 12.5}] for role in ("many", "few")}
+    crews = {role: [{"steps_per_s": 1.0}] for role in ("one worker", "two workers", "four workers")}
+    job = job_of("J9")
+
+    found = {store: job.rows(store, {**queues, **crews}, job.full) for store in job.stores}
+    (short,) = [one for one in found["postgres"] if "came back short" in one.what]
+
+    assert (short.judged, short.ok()) == (12.5, False)
+    assert [one.what for one in found["sqlite"]] == [one.what for one in found["postgres"] if one is not short]
+    assert [one.ratio for one in found["sqlite"] if "a page of 50 with 100,000" in one.what] == [1.0, 1.0]
 
 
 # --- across processes -----------------------------------------------------------------------------------------------
