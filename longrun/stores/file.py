@@ -183,7 +183,9 @@ class FileBackend(StoreBackend):
         return self._read(id, _loaded)
 
     def head(self, id: str) -> Head | None:
-        return self._read(id, _head)
+        with _Guarded("a journal cannot be read"):
+            known = self._open.catalog.head(id)
+        return known or self._read(id, _head)
 
     def find(self, query: Query) -> list[Stored]:
         return self._listed(self._page, query)
@@ -471,4 +473,4 @@ def _loaded(place: Place, spot: Spot, contents: Contents, letters: Callable[[], 
 
 
 def _head(place: Place, spot: Spot, contents: Contents, letters: Callable[[], list[Message]]) -> Head:
-    return contents.loaded([]).head
+    return contents.loaded(letters()).head

@@ -49,6 +49,16 @@ class MessageContract(ConformanceBase):
         done(backend, send("a"), send("a"))
         assert backend.head("a") == loaded(backend, "a").head
 
+    @pytest.mark.parametrize("state", [ExecutionState.WAITING, ExecutionState.PAUSED, ExecutionState.COMPLETED])
+    def test_the_head_alone_is_the_one_that_load_tells(self, backend: StoreBackend, state: ExecutionState) -> None:
+        """Also that a message has woken what nobody owns."""
+        created(backend, create("a", state, head_fields={"signal": "go", "reason": "é", "note": "n", "of": 2.0}))
+        assert backend.head("a") == loaded(backend, "a").head
+        done(backend, send("a"))
+        assert backend.head("a") == loaded(backend, "a").head
+        done(backend, send("a", payload=b"x" * 50_000))
+        assert backend.head("a") == loaded(backend, "a").head
+
     def test_an_empty_payload_is_not_a_missing_one(self, backend: StoreBackend) -> None:
         self.start(backend)
         done(backend, send("a", payload=b""), send("a", payload=None))

@@ -22,7 +22,7 @@ from longrun.stores._file.contents import Contents, Mail, remains
 from longrun.stores._file.disk import UnreadableFileError
 from longrun.stores._file.entries import Entries, is_about_records
 from longrun.stores._file.entry import NO_INBOX, Entry, Inbox, Mark, changed_at, mark_of, may_leave
-from longrun.stores._file.inbox import box_of, read_letters
+from longrun.stores._file.inbox import box_of, read_letters, read_tally
 from longrun.stores._file.journal import Journal
 from longrun.stores._file.place import EVERYTHING, Place, journal_name, parse_journal_name, stem_of
 from longrun.stores._file.reading import (
@@ -253,11 +253,11 @@ class Catalog:
                 self.entries.mailed(entry, NO_INBOX)
         elif mark_of(status) != entry.inbox.mark:
             try:
-                letters = read_letters(self._place, box)
+                tally = read_tally(self._place, box, status)
             except UnreadableFileError as error:
                 self._tell_closed(entry, box.name, error)
                 return
-            self.entries.mailed(entry, Inbox(tuple(letters.messages), mark_of(status, letters.size)))
+            self.entries.mailed(entry, Inbox(tuple(tally.numbers), mark_of(status, tally.size)))
 
     def _tell_closed(self, entry: Entry, name: str, error: UnreadableFileError) -> None:
         if entry.inbox.closed is None:
@@ -350,6 +350,15 @@ class Catalog:
                 return None
             self._update_inbox(entry.stem)
             return entry
+
+    def head(self, id: str) -> Head | None:
+        """As a listing shows it; None where only a full reading can tell."""
+        with self.lock:
+            entry = self.current(id)
+            if entry is None:
+                spot = self.locate(id)
+                entry = self.find(id, spot.gen) if spot is not None and spot.folder is self._place.live else None
+            return None if entry is None or entry.unreadable or entry.inbox.closed is not None else entry.shown[1]
 
     def mail(self, id: str, spot: Spot) -> tuple[str, Mail]:
         """The birth mark of an execution that was located just now, and which of its messages were taken."""

@@ -7,7 +7,9 @@ is compacted; the journal says which ones those are. Keys outlive their messages
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
+from zlib import crc32
 
 import attrs
 
@@ -15,9 +17,11 @@ from longrun.errors import SignalQueueFullError
 from longrun.stored import Message, Send
 from longrun.stores._file.contents import Mail
 from longrun.stores._file.disk import Folder, UnopenableError, UnreadableFileError, read_range, write_all
+from longrun.stores._file.entry import mark_of
 from longrun.stores._file.forms import message_form, message_from
 from longrun.stores._file.lines import BrokenLineError, ForeignLineError, Identity, Line, fits, pack, unpack
 from longrun.stores._file.place import Place, done_inbox_name, unavailable
+from longrun.stores._file.tallies import NOTHING, Known, Tally
 from longrun.stores.base import KEYS_REMEMBERED
 
 COMPACT_OVER = 1 << 15
@@ -32,27 +36,23 @@ class Box:
     id: str
     born: str
 
+    @property
+    def place(self) -> tuple[Folder, str]:
+        """What its tally is kept under."""
+        return self.folder, self.name
+
 
 @attrs.define
-class Letters:
+class Letters(Tally):
     """What an inbox holds, taken or not."""
 
     messages: dict[int, Message] = attrs.field(factory=dict)
-    keys: dict[str, int] = attrs.field(factory=dict)
-    last: int = 0
-    end: int = 0
-    """Behind the last good line."""
-    size: int = 0
-    """How many bytes were read: an append that was not settled then is still to come."""
-    clean: bool = True
     damage: list[str] = attrs.field(factory=list)
     """What of it cannot be read, and where its bytes are kept."""
 
     def add(self, message: Message) -> None:
+        super().add(message)
         self.messages[message.id] = message
-        self.last = max(self.last, message.id)
-        if message.key is not None:
-            self.keys[message.key] = message.id
 
     def waiting(self, mail: Mail) -> list[Message]:
         return [message for message in self.messages.values() if mail.waits(message.id)]
@@ -103,28 +103,82 @@ def sure_box(place: Place, box: Box, stem: str, *, done: bool) -> Box:
 
 def parse_letters(place: Place, box: Box, data: bytes) -> Letters:
     """Damaged lines go to quarantine; a torn end is left out."""
-    letters = Letters(end=data.rfind(b"\n") + 1, size=len(data))
-    letters.clean = letters.end == len(data)
-    identity = Identity(box.id, 0)
-    *lines, rest = data.split(b"\n")
-    for text in [*lines, rest] if fits(rest) else lines:
-        try:
-            _add(letters, unpack(text, identity), box.born)
-        except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
-            where = place.keep_aside(f"{box.name}.inbox", text)
-            letters.damage.append(f"a message is damaged, its bytes are {where}")
+    letters = Letters()
+    letters.damage = _add_lines(place, box, data, letters) + _add_rest(place, box, data, letters)
     return letters
 
 
-def _add(letters: Letters, line: Line, born: str) -> None:
+def _add_lines(place: Place, box: Box, data: bytes, into: Tally) -> list[str]:
+    """Take in the whole lines behind those that are known; what of them is damaged."""
+    start, into.end, into.size = into.end, data.rfind(b"\n") + 1, len(data)
+    return _add_all(place, box, data[start : into.end].split(b"\n")[:-1], into)
+
+
+def _add_rest(place: Place, box: Box, data: bytes, into: Tally) -> list[str]:
+    """Take in what stands behind the last newline, if that is all it lacks."""
+    into.size, rest = len(data), data[into.end :]
+    return _add_all(place, box, [rest], into) if fits(rest) else []
+
+
+def _add_all(place: Place, box: Box, lines: list[bytes], into: Tally) -> list[str]:
+    identity, damage = Identity(box.id, 0), []
+    for text in lines:
+        try:
+            _add(into, unpack(text, identity), box.born)
+        except (BrokenLineError, ForeignLineError, KeyError, TypeError, ValueError):
+            where = place.keep_aside(f"{box.name}.inbox", text)
+            damage.append(f"a message is damaged, its bytes are {where}")
+    return damage
+
+
+def _add(into: Tally, line: Line, born: str) -> None:
     fields = line.fields
     if fields["born"] != born:
         return  # of an execution that had this id before
     if fields["kind"] == "keys":
-        letters.keys.update(fields["keys"])
-        letters.last = max(letters.last, line.n)
-    elif line.n > letters.last:
-        letters.add(message_from(fields["message"], line.n, line.payloads[0] if line.payloads else None))
+        into.keys.update(fields["keys"])
+        into.last = max(into.last, line.n)
+    elif line.n > into.last:
+        into.add(message_from(fields["message"], line.n, line.payloads[0] if line.payloads else None))
+
+
+# without the messages
+
+
+def read_tally(place: Place, box: Box, status: os.stat_result) -> Tally:
+    """What an inbox holds, of which this is the status: not read at all where it is known. Not to be changed."""
+    known = place.tallies.get(box.place, box.born)
+    if known.mark == mark_of(status):
+        return known.tally
+    try:
+        data = box.folder.read(box.name)
+    except FileNotFoundError:
+        return Tally()
+    except UnopenableError as error:
+        raise UnreadableFileError(box.id, error) from error
+    return _tally(place, box, data, _learnt(place, box, data))
+
+
+def _learnt(place: Place, box: Box, data: bytes) -> Known:
+    """What is known of the whole lines of an inbox that holds this. Only those are parsed that are new."""
+    known = place.tallies.get(box.place, box.born)
+    if not known.begins(data):
+        known = NOTHING
+    tally = known.tally.copy()
+    _add_lines(place, box, data, tally)
+    crc = crc32(memoryview(data)[known.tally.end : tally.end], known.crc)
+    known = Known(box.born, tally.copy(), crc)
+    place.tallies.put(box.place, known)
+    return known
+
+
+def _tally(place: Place, box: Box, data: bytes, known: Known) -> Tally:
+    tally = known.tally.copy()
+    _add_rest(place, box, data, tally)
+    return tally
+
+
+# sending
 
 
 def send(place: Place, box: Box, sends: Sequence[Send], mail: Mail) -> list[int | SignalQueueFullError]:
@@ -146,32 +200,40 @@ def send(place: Place, box: Box, sends: Sequence[Send], mail: Mail) -> list[int 
 def _send_locked(
     place: Place, box: Box, fd: int, sends: Sequence[Send], mail: Mail
 ) -> list[int | SignalQueueFullError]:
-    data = read_range(place.disk, fd, 0)
-    letters = parse_letters(place, box, data)
-    letters.last = max(letters.last, mail.upto, *mail.more)  # the line of one that was taken may be damaged since
-    size = len(data)
+    known = place.tallies.get(box.place, box.born)
+    if known.mark == mark_of(place.disk.fstat(fd)):
+        data, tally = b"", known.tally.copy()
+    else:
+        data = read_range(place.disk, fd, 0)
+        known = _learnt(place, box, data)
+        tally = _tally(place, box, data, known)
+    tally.last = max(tally.last, mail.upto, *mail.more)  # the line of one that was taken may be damaged since
     answers: list[int | SignalQueueFullError] = []
     lines: list[bytes] = []
-    waiting = len(letters.waiting(mail))
-    known = False
+    waiting = tally.count(mail)
+    repeated = False
     for one in sends:
         message = one.message
-        if message.key is not None and message.key in letters.keys:
-            known = True
-            answers.append(letters.keys[message.key])
+        if message.key is not None and message.key in tally.keys:
+            repeated = True
+            answers.append(tally.keys[message.key])
         elif waiting >= one.limit:
             answers.append(SignalQueueFullError(one.id, one.limit))
         else:
-            message = attrs.evolve(message, id=letters.last + 1)
-            letters.add(message)
+            message = attrs.evolve(message, id=tally.last + 1)
+            tally.add(message)
             waiting += 1
             lines.append(_message_line(box, message))
             answers.append(message.id)
-    if lines:
-        if not letters.clean:
-            size = _close_end(place, fd, data, letters.end)
-        _append(place, box, fd, size, b"".join(lines))
-    if known:
+    if lines and tally.clean:
+        added = b"".join(lines)
+        _append(place, box, fd, tally.end, added)
+        tally.end = tally.size = tally.end + len(added)
+        mark = mark_of(place.disk.fstat(fd))
+        place.tallies.put(box.place, Known(box.born, tally, crc32(added, known.crc), mark))
+    elif lines:
+        _append(place, box, fd, _close_end(place, fd, data, tally.end), b"".join(lines))
+    if repeated:
         _make_sure(place, box, fd)
     return answers
 
@@ -243,10 +305,12 @@ def compact(place: Place, box: Box, mail: Mail) -> None:
         return
     fd = place.open_locked(box.folder, box.name)
     try:
-        letters = parse_letters(place, box, read_range(place.disk, fd, 0))
-        waiting = letters.waiting(mail)
-        if 2 * len(waiting) > len(letters.messages):
+        data = read_range(place.disk, fd, 0)
+        tally = _tally(place, box, data, _learnt(place, box, data))
+        if 2 * tally.count(mail) > len(tally.numbers):
             return
+        letters = parse_letters(place, box, data)
+        waiting = letters.waiting(mail)
         keys = dict(list(letters.keys.items())[-(KEYS_REMEMBERED + len(waiting)) :])
         first = waiting[0].id - 1 if waiting else letters.last
         lines = [pack(Identity(box.id, 0), first, {"kind": "keys", "born": box.born, "keys": keys})]

@@ -35,6 +35,7 @@ from zlib import crc32
 
 from longrun.errors import NewerFormatError, StoreReadOnlyError, StoreSettingsError, StoreUnavailableError
 from longrun.stores._file.disk import FOLDER_MODE, Disk, Folder, close_all, open_folder, read_range, write_all
+from longrun.stores._file.tallies import Tallies
 
 KIND = "file"
 FORMAT = 1
@@ -111,6 +112,7 @@ class Place:
         self.path, self.disk = path, disk
         self._numbers = itertools.count()
         self._nonce = os.urandom(6).hex()
+        self.tallies = Tallies()
         self._doubtful: set[Folder] = set()
         self._held: list[int] = []
         self.read_only = False
