@@ -18,7 +18,7 @@ from typing import Any
 from longrun.errors import CorruptDataError, NotStorableError, StoreSettingsError, StoreUnavailableError
 from longrun.records import ExecutionState
 from longrun.seal import Seal
-from longrun.stored import Boundary, Claim, Loaded, Message, Owner, Query, Stored, Write
+from longrun.stored import Boundary, Claim, Head, Loaded, Message, Owner, Query, Stored, Write
 from longrun.stores import rows
 from longrun.stores._postgres.arrays import Texts
 from longrun.stores._postgres.asking import in_one
@@ -183,6 +183,10 @@ class PostgresBackend(StoreBackend):
         if found.damaged:
             set_aside_if_writable(partial(self._queries.run, connection), id, found)
         return found.loaded
+
+    def head(self, id: str) -> Head | None:
+        found = self._links.read(lambda connection: Loader(partial(self._queries.run, connection)).head(id))
+        return found or super().head(id)
 
     def find(self, query: Query) -> list[Stored]:
         return [stored_from(row) for row in self._listed("find", Conditions(query, page=True))]

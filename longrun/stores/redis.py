@@ -264,6 +264,9 @@ class RedisBackend(StoreBackend):
     def load(self, id: str) -> Loaded | None:
         return self._reader.load(id)
 
+    def head(self, id: str) -> Head | None:
+        return self._reader.head(id) or super().head(id)
+
     def find(self, query: Query) -> list[Stored]:
         return self._finder.find(query)
 

@@ -10,6 +10,7 @@ import pytest
 from longrun.errors import CorruptDataError
 from longrun.records import ExecutionState
 from longrun.stored import Head, Owner, Query
+from longrun.stores._postgres.loading import Loader
 from longrun.stores.base import StoreBackend
 from longrun.stores.postgres import PostgresBackend
 from longrun.testing.conformance_base import created, done, ids_of, loaded, opened
@@ -92,6 +93,13 @@ def test_a_damaged_head_is_made_from_the_newest_checkpoint(place: Place, column:
     assert place.quarantined() == ["head"]
     place.backend.load("a")
     assert place.quarantined() == ["head"]
+    assert place.backend.head("a") == found.head
+
+
+def test_the_head_alone_is_read_without_the_rest(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = loaded(place.backend, "a").head
+    monkeypatch.setattr(Loader, "load", lambda *_: pytest.fail("everything of it is read"))
+    assert place.backend.head("a") == expected
 
 
 def test_a_damaged_entry_or_message_is_left_out_and_kept_aside(place: Place) -> None:

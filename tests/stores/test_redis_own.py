@@ -28,6 +28,7 @@ from longrun.stored import Create, Head, Loaded, Owner, Query, Write
 from longrun.stores import open_store
 from longrun.stores._redis import wire
 from longrun.stores._redis.link import AT_ONCE, LEAST, Options
+from longrun.stores._redis.reading import Reader
 from longrun.stores._redis.wire import rank
 from longrun.stores.redis import RedisBackend, RedisCheckpointStore
 from longrun.testing.samples import NOW, boundary, change, claim, create, owned, send, step
@@ -272,6 +273,7 @@ class TestDamage:
         assert (found.boundary.seq, found.head.step, found.head.visit) == (3, 2, 3)
         assert (found.head.fence, found.head.revision, found.head.seq, found.head.owner) == (1, 2, 3, "me")
         assert keys.quarantine()["a head"] == bad
+        assert backend.head("a") == found.head
         assert [one.head.revision for one in backend.find(Query())] == [2]
         assert done(backend, step("a", found.head)) == [None]
         assert load(backend).damage == ()
@@ -283,6 +285,7 @@ class TestDamage:
         head = self.three(backend)
         keys.damage("x:a", "c", at)
         assert load(backend).damage
+        assert backend.head("a") == load(backend).head
         (given,) = backend.claim(claim("new", dead=frozenset({"me"})))
         assert (given.head.owner, given.head.revision, given.head.step) == ("new", 2, head.step)
         assert given.head.fence > 1_000_000
@@ -290,6 +293,13 @@ class TestDamage:
         assert isinstance(answer, LeaseLostError)
         assert done(backend, step("a", given.head)) == [None]
         assert backend.count(Query()) == {S.RUNNING: 1}
+
+    def test_the_head_alone_is_read_without_the_rest(
+        self, backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        head = self.three(backend)
+        monkeypatch.setattr(Reader, "loads", lambda *_: pytest.fail("everything of it is read"))
+        assert backend.head("a") == head
 
     def test_a_damaged_control_record_in_a_listing(self, backend: RedisBackend, keys: Keys) -> None:
         """What the rest of the head tells: whose it is and with which fence cannot be believed."""

@@ -18,7 +18,7 @@ from longrun.stores.memory import MemoryBackend
 from longrun.testing.samples import claim, create, owned, send, step
 from tests.stores.replicated_tools import Pair, Switch, assert_equal, created, done, opened
 
-READS = ["load", "find", "count", "boundaries", "checkpoint", "messages", "owners"]
+READS = ["load", "head", "find", "count", "boundaries", "checkpoint", "messages", "owners"]
 
 
 @pytest.fixture
@@ -53,6 +53,7 @@ def test_the_secondary_goes_on_when_the_primary_was_emptied(quick: Callable[...,
         emptied(pair.primary)
         calls: dict[str, Callable[[], Any]] = {
             "load": lambda: backend.load("a").definition.id,
+            "head": lambda: backend.head("a").fence,
             "find": lambda: [row.definition.id for row in backend.find(Query())],
             "count": lambda: sum(backend.count(Query()).values()),
             "boundaries": lambda: len(backend.boundaries("a")),

@@ -78,7 +78,9 @@ def test_the_secondary_goes_on_when_the_primary_dies(pair: Pair) -> None:
         assert pair.store.status().failovers == 1
 
 
-@pytest.mark.parametrize("call", ["load", "find", "count", "messages", "owners", "ping", "claim", "renew", "delete"])
+@pytest.mark.parametrize(
+    "call", ["load", "head", "find", "count", "messages", "owners", "ping", "claim", "renew", "delete"]
+)
 def test_every_call_fails_over(quick: Callable[..., Pair], call: str) -> None:
     """The seed failed over on save and load alone."""
     pair = quick()
@@ -88,6 +90,7 @@ def test_every_call_fails_over(quick: Callable[..., Pair], call: str) -> None:
         pair.primary.down = True
         calls: dict[str, Callable[[], Any]] = {
             "load": lambda: backend.load("a").definition.id,
+            "head": lambda: backend.head("a").state,
             "find": lambda: [row.definition.id for row in backend.find(Query())],
             "count": lambda: sum(backend.count(Query()).values()),
             "messages": lambda: backend.messages("a"),
@@ -99,6 +102,7 @@ def test_every_call_fails_over(quick: Callable[..., Pair], call: str) -> None:
         }
         expected: dict[str, Any] = {
             "load": "a",
+            "head": ExecutionState.RUNNING,
             "find": ["z", "a"],
             "count": 2,
             "messages": [],

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from longrun.errors import CorruptDataError
-from longrun.stored import Boundary, Loaded, Message
+from longrun.stored import Boundary, Head, Loaded, Message
 from longrun.stores import rows
 from longrun.stores._postgres.arrays import Texts, columns
 from longrun.stores._postgres.asking import Ask, Row
@@ -91,6 +91,13 @@ class Loader:
         return parts
 
     # one part alone
+
+    def head(self, id: str) -> Head | None:
+        """None if there is none, or it is damaged."""
+        for *values, crc in self._ask("load_head", id=id):
+            if fits(lambda values=values: rows.head_crc(id, values), crc):  # type: ignore[misc]
+                return rows.head_from(values)
+        return None
 
     def messages(self, id: str) -> list[Message]:
         """Those that fit their checksum; the others are reported by whoever loads the execution."""

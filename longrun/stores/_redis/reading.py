@@ -83,6 +83,14 @@ class Reader:
 
     # parts of an execution
 
+    def head(self, id: str) -> Head | None:
+        """None if there is none, or it is damaged."""
+        control, head = self._link.read("HMGET", self._link.base + b"x:" + id.encode(), "c", "h")
+        try:
+            return None if control is None else wire.head_from(id, wire.control_from(id, control), head)
+        except (DamagedError, ValueError, KeyError):
+            return None
+
     def boundaries(self, id: str, after: int, limit: int) -> list[Boundary]:
         if limit <= 0:
             return []

@@ -17,7 +17,7 @@ from longrun.clock import Clock
 from longrun.errors import LongrunError, StoreUnavailableError
 from longrun.logging import get_logger
 from longrun.records import ExecutionState
-from longrun.stored import REPLICA_WORKFLOW, Boundary, Loaded, Message, Owner, Query, Stored
+from longrun.stored import REPLICA_WORKFLOW, Boundary, Head, Loaded, Message, Owner, Query, Stored
 from longrun.stores._replicated.council import Council, Rules
 from longrun.stores._replicated.founding import KIND
 from longrun.stores._replicated.lag import Lag
@@ -27,7 +27,7 @@ from longrun.stores._replicated.term import RESERVED, Marks
 from longrun.stores._replicated.witness import DirectoryWitness, StoreWitness, Witness
 from longrun.stores.base import StoreBackend
 
-FINDS = frozenset({"load", "find", "count", "boundaries", "checkpoint", "messages", "owners"})
+FINDS = frozenset({"load", "head", "find", "count", "boundaries", "checkpoint", "messages", "owners"})
 """What tells whether there is something. A store that has lost everything would say no."""
 
 
@@ -232,6 +232,10 @@ class ReadingBackend(StoreBackend):
 
     def load(self, id: str) -> Loaded | None:
         found: Loaded | None = None if id in RESERVED else self._read("load", id)
+        return found
+
+    def head(self, id: str) -> Head | None:
+        found: Head | None = None if id in RESERVED else self._read("head", id)
         return found
 
     def find(self, query: Query) -> list[Stored]:

@@ -416,6 +416,11 @@ CROSS JOIN LATERAL (
 ) AS k
 WHERE h.id = ANY(coalesce(%(ids)s::text[], nullif(current_setting('longrun.claimed', true), '')::text[]))
 
+-- name: load_head
+SELECT h.state, h.fence, h.revision, h.owner, h.seq, h.step, h.visit, h.iteration, h.attempt, h.started, h.updated,
+    h.ended, h.due, h.signal, h.woken, h.hold, h.crashes, h.error, h.reason, h.progress, h.done, h."of", h.note, h.crc
+FROM {schema}.heads AS h WHERE h.id = %(id)s
+
 -- name: load_boundaries
 SELECT b.seq, b.kind, b.step, b.name, b.started, b.ended, b.attempts, b.error, b.next, b.visit, b.iteration, b.size,
     s.blobs, s.data, b.crc, s.crc
