@@ -159,18 +159,20 @@ class ControlRoom(Desk, abc.ABC):
         self, id: str, name: str, payload: Any = None, *, key: str | None = None, timeout: float | None = None
     ) -> None:
         """Store a signal, durable on return; a `WaitFor` of that name takes the oldest. A `key` that is repeated for
-        one name is ignored; the 1,024 newest that were taken are remembered."""
+        one name is ignored, also after the end; the 1,024 newest that were taken are remembered."""
         check_name("name", name)
         if key is not None:
             check_name("key", key)
         check_timeout(timeout)
         head = await self.store.head(check_id(id))
+        known = None if key is None else f"{name}{BETWEEN}{key}"
         if head.state.finished:
+            if known is not None and await self.store.was_sent(id, known):
+                return  # whose answer was lost, perhaps: it may have ended of that very signal
             raise InvalidStateError(id, head.state, "signal")
         if was_moved(head):
             raise InvalidStateError(id, head.state, "signal", ELSEWHERE)
         data = None if payload is None else encode_payload(payload, "payload")
-        known = None if key is None else f"{name}{BETWEEN}{key}"
         message = Message(kind="signal", name=name, key=known, payload=data, sent=self.clock.now())
         with anyio.fail_after(timeout):
             await self.store.send(id, message, limit=SIGNAL_LIMIT)

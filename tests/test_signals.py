@@ -441,6 +441,33 @@ async def test_a_timeout_ends_the_waiting_and_a_key_lets_it_be_sent_again(regist
         assert await run.result() == ["a", "b", "c"]
 
 
+async def test_a_repeated_key_is_ignored_after_the_end_too(registry, store):
+    """Who repeats a signal because the answer was lost cannot know that it has ended of it."""
+    async with Executor(registry, store=store) as executor, Client(store) as client:
+        run = await executor.start("letters", [])
+        await run.wait("waiting")
+        for letter in "abc":
+            await client.signal(run.id, "letter", letter, key=letter)
+        assert await run.result() == ["a", "b", "c"]
+        for room in (executor, client):
+            await room.signal(run.id, "letter", "c", key="c")
+            for name, key in (("letter", "d"), ("other", "c"), ("letter", None)):
+                with pytest.raises(InvalidStateError, match="completed"):
+                    await room.signal(run.id, name, key=key)
+
+
+async def test_which_keys_came_is_asked_of_what_has_ended_alone(registry):
+    backend = Noting(MemoryBackend())
+    async with CheckpointStore(backend) as store, Client(store) as client:
+        await client.submit("letters", [], id="a")
+        for _ in range(2):
+            await client.signal("a", "letter", "a", key="k")
+        assert "sent" not in backend.calls
+        await client.cancel("a")
+        await client.signal("a", "letter", "a", key="k")
+        assert backend.calls.count("sent") == 1
+
+
 async def test_the_queue_is_bounded(store):
     registry = StepRegistry()
 

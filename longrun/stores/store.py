@@ -313,6 +313,11 @@ class CheckpointStore:
     def _messages(self, id: str) -> list[Message]:
         return [self._sealing.unsealed_message(id, message) for message in self.backend.messages(id)]
 
+    async def was_sent(self, id: str, key: str) -> bool:
+        """Whether an execution was sent a message with this key, taken or not, as far as it remembers them."""
+        _, keys = await self._read(self.backend.sent, id)
+        return key in keys
+
     async def pending(self, owner: str) -> list[str]:
         return await self._read(self.backend.pending, owner)
 

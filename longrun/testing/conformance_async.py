@@ -104,6 +104,21 @@ class AsyncContract(ConformanceBase):
             await store.save(step("a", new.head))
 
     @both
+    async def test_whether_a_key_came_is_told_after_the_end(self, store: CheckpointStore) -> None:
+        """Taken or not: who repeats a message because its answer was lost is told that it arrived."""
+        async with soon(), store:
+            assert await store.was_sent("a", "k") is False
+            new = owned("a")
+            await store.create(new)
+            await store.send("a", signal(key="k"))
+            await store.send("a", signal(key="l"))
+            taken = step("a", new.head, take=(1,))
+            await store.save(taken)
+            ended = {"state": ExecutionState.COMPLETED, "owner": None, "ended": NOW}
+            await store.save(change("a", taken.head, head_fields=ended))
+            assert [await store.was_sent("a", key) for key in ("k", "l", "m", "")] == [True, True, False, False]
+
+    @both
     async def test_owners(self, store: CheckpointStore) -> None:
         async with soon(), store:
             await store.register(Owner(id="me", life={"pid": 1}, remaining=0.0), 100.0)

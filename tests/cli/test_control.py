@@ -134,6 +134,8 @@ def test_signals_reach_what_waits(url: str, tmp_path: Path) -> None:
         call("signal", "a", "approval", "--payload", "@payload.json", "--key", "k", "--store", url)
     assert [one["name"] for one in read("show", "a", "--store", url)["messages"]] == ["approval"]
     assert json.loads(call("run", APP, "approve", "--id", "a", "--store", url).stdout)["reported"] is True
+    call("signal", "a", "approval", "--key", "k", "--store", url)
+    call("signal", "a", "approval", "--key", "l", "--store", url, code=1)
     assert "no JSON" in call("signal", "a", "x", "--payload", "{", "--store", url, code=2).stderr
     assert "No such file" in call("signal", "a", "x", "--payload", "@nowhere", "--store", url, code=2).stderr
 
