@@ -83,8 +83,8 @@ class StoreBackend(abc.ABC):
         leaves the others of the batch untouched.
 
         `Send`: append the message with the next id. A key seen before in this execution, taken or not, answers the id
-        it got then. If nobody owns the execution and it is not finished, set `woken`. Wake whoever `wait`s, in other
-        processes too.
+        it got then. Where `limit` messages wait already, any other is refused: `SignalQueueFullError`. If nobody owns
+        the execution and it is not finished, set `woken`. Wake whoever `wait`s, in other processes too.
         """
 
     @abc.abstractmethod
@@ -136,8 +136,9 @@ class StoreBackend(abc.ABC):
         returned head is moved back to it and `damage` says so. Nothing readable at all: `CorruptDataError`."""
 
     def head(self, id: str) -> Head | None:
-        """The head of one execution; None if there is none. Where it cannot be read, what `load` says of that. Without
-        an override, from `load`, which reads every message that waits: too much for whoever only wants to send one."""
+        """The head of one execution, `woken` by what waits as `load` tells it; None if there is none. Where it cannot
+        be read, what `load` says of that. It is asked before every signal. Without an override it comes from `load`,
+        which reads the state and every message that waits: override it wherever a head can be read for less."""
         loaded = self.load(id)
         return None if loaded is None else loaded.head
 
