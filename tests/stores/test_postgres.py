@@ -207,6 +207,23 @@ def test_a_bad_url_is_refused_without_showing_its_password(url: str) -> None:
         error = error.__cause__
 
 
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("shcema=x", "the parameter 'shcema' of"),
+        ("sslmode=require&shcema=x", "the parameter 'shcema' of"),
+        ("application%5Fnames=x", "the parameter 'application_names' of"),
+        ("user=me&password=a&s3cret=x", "a parameter of"),
+        ("s3cret=x@host/db", "a parameter of"),
+        ("shcema", "write postgresql://"),
+    ],
+)
+def test_a_parameter_that_nobody_knows_is_named_where_it_is_no_piece_of_a_password(query: str, says: str) -> None:
+    with pytest.raises(StoreSettingsError, match=says) as caught:
+        PostgresCheckpointStore(f"postgresql://host/db?{query}")
+    assert "s3cret" not in f"{caught.value}{caught.value.__cause__!r}"
+
+
 def test_an_unreachable_server_is_said_without_the_password(tmp_path: Path) -> None:
     backend = PostgresBackend(f"postgresql://me:s3cret@/db?host={quote(str(tmp_path))}")
     with pytest.raises(StoreUnavailableError) as caught:

@@ -65,7 +65,9 @@ PAIR = "replicated:?primary=file:a&secondary=file:b"
         ("replicated:?primary=&secondary=file:a", "names no primary"),
         ("replicated:?secondary=file:a", "names no primary"),
         (f"{PAIR}&primary=file:c", "more than one primary"),
-        (f"{PAIR}&mod=async", "is none of primary, secondary, witness, .*mode"),
+        (f"{PAIR}&mod=async", "part 3 of it, most like mode, is none of primary, secondary, witness, .*mode"),
+        ("replicated:?primry=file:a&secondary=file:b", "part 1 of it, most like primary, is none of"),
+        (f"{PAIR}&s3cret", "part 3 of it is none of"),
         (f"{PAIR}&single_process=true", "is none of"),
         ("replicated:?primary=postgresql://me:s3c&ret@h/db&secondary=file:b", "an & inside .* is written %26"),
         ("replicated:?primary=postgresql://h/db?user=me&s3cret=1&secondary=file:b", "an & inside .* is written %26"),
@@ -91,7 +93,10 @@ def test_a_form_that_will_not_do_is_told_with_the_one_that_will(url: str, says: 
     [
         ("replicated:?primary=a&secondary=file:b", "its primary: a URL is needed, one of memory:"),
         ("replicated:?primary=file:a&secondary=sqlite:b", "its secondary: write sqlite:///PATH"),
-        ("replicated:?primary=file:a&secondary=postgresql://me:s3cret@host/db?nonsense=1", "its secondary: its URL"),
+        (
+            "replicated:?primary=file:a&secondary=postgresql://me:s3cret@host/db?nonsense=1",
+            "its secondary: the parameter 'nonsense'",
+        ),
         ("replicated:?primary=file:a&secondary=redis://me:s3cret@host:x/0", "its secondary: .*"),
         (f"{PAIR}&witness=nowhere://me:s3cret@host", "its witness: 'nowhere' is no kind of store"),
     ],

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, TypeVar, runtime_checkable
+from urllib.parse import unquote
 
 from longrun.errors import StoreReadOnlyError, StoreSettingsError, StoreUnavailableError
 from longrun.stores._postgres.arrays import teach
@@ -307,7 +308,20 @@ def _parse(url: str) -> dict[str, Any]:
             return _DEFAULTS | dict(found) | {"client_encoding": ENCODING}
         problem = "its URL is cut in a wrong place; in a user name or password write %40 for @, %2F for / and %3A for :"
         raise StoreSettingsError(KIND, problem)
-    raise StoreSettingsError(KIND, "its URL cannot be read; write postgresql://user@host:5432/database")
+    unknown = _unknown_parameter(url)
+    problem = "its URL cannot be read" if unknown is None else f"{unknown} of its URL is not known"
+    raise StoreSettingsError(KIND, f"{problem}; write postgresql://user@host:5432/database")
+
+
+def _unknown_parameter(url: str) -> str | None:
+    """The first that the driver does not know; by its name only where that cannot be a piece of a password."""
+    query = url.partition("?")[2]
+    names = [unquote(part.partition("=")[0]) for part in query.split("&") if "=" in part]
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()} | {"ssl"}
+    for name in names:
+        if name not in known:
+            return "a parameter" if "@" in query or "password" in names else f"the parameter {name!r}"
+    return None
 
 
 def _is_cut(url: str, found: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ would cut a password in two, and the half of it would look like a name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from urllib.parse import quote, unquote
 
 from attrs import field, frozen
@@ -26,6 +27,7 @@ OPTIONS: dict[str, Callable[[str], object]] = {
 }
 """Those of `ReplicatedCheckpointStore`, and how each is read. `single_process` is none of them: whoever looks at the
 pair with the same URL is a second process."""
+KNOWN = (*STORES, "witness_name", *OPTIONS)
 
 
 @frozen(kw_only=True)
@@ -74,11 +76,12 @@ def _parts(url: str) -> dict[str, str]:
     if scheme != "replicated" or not rest:
         raise _wrong("it names no stores")
     found: dict[str, str] = {}
-    for part in rest.split("&"):
+    for number, part in enumerate(rest.split("&"), 1):
         name, _, value = part.partition("=")
-        if name not in (*STORES, "witness_name", *OPTIONS):
-            known = ", ".join((*STORES, "witness_name", *OPTIONS))
-            raise _wrong(f"a part of it is none of {known}; an & inside the URL of a store is written %26")
+        if name not in KNOWN:
+            like = "".join(f", most like {one}," for one in get_close_matches(name, KNOWN, 1, 0.7))
+            known = ", ".join(KNOWN)
+            raise _wrong(f"part {number} of it{like} is none of {known}; an & inside the URL of a store is written %26")
         if name in found:
             raise _wrong(f"it has more than one {name}")
         found[name] = unquote(value)
