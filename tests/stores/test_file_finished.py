@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ from longrun.records import ExecutionState
 from longrun.stored import QUEUE_WORKFLOW, Owner, Query, Stored
 from longrun.stores._file import done as index
 from longrun.stores._file import removal, skim
-from longrun.stores._file.disk import Disk, Folder
+from longrun.stores._file.disk import Disk, Folder, HeldFile, open_folder
 from longrun.stores._file.lines import Identity, all_fit, pack
 from longrun.stores._file.row import Row
 from longrun.stores.file import FileBackend
@@ -212,6 +213,26 @@ def test_a_note_about_another_index_is_not_believed(path: Path, tmp_path: Path) 
     with opened(another):
         another.register(ME, 60.0)
         assert found(another, workflows=late) == ["z0"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the names of open files")
+def test_an_index_of_which_the_disk_says_nothing_is_not_left_open(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    class Dumb(Disk):
+        def fstat(self, fd: int) -> os.stat_result:
+            asked.append(fd)
+            if len(asked) == 2:  # whoever opens a file asks what it is
+                raise OSError(errno.EIO, "a fault")
+            return super().fstat(fd)
+
+    (tmp_path / "finished.jsonl").touch()
+    held = HeldFile(open_folder(Dumb(), str(tmp_path)), "finished.jsonl")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="a fault"):
+        held.look()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert held.fd == -1
 
 
 class IndexDisk(Disk):

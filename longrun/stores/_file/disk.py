@@ -276,8 +276,12 @@ class HeldFile:
         except FileNotFoundError:
             self.close()
             return None
-        status = self._folder.disk.fstat(fd)
         self.close()
+        try:
+            status = self._folder.disk.fstat(fd)
+        except OSError:
+            close_all(self._folder.disk, (fd,))
+            raise
         self.fd, self._ino = fd, status.st_ino
         return status
 
