@@ -542,3 +542,22 @@ def test_it_says_what_it_is(quick: Callable[..., Pair]) -> None:
         status = pair.store.status()
         assert (status.mode, status.primary.healthy, status.lag, status.reason) == ("sync", True, 0, None)
     assert pair.store.status().reason == "it is closed"
+
+
+def test_a_copy_that_comes_late_does_not_go_back(tmp_path: Path) -> None:
+    """It waits for its next try, or is under way, while the two exchange their parts: the store that it was for is the
+    active one by then, and has what was acknowledged since."""
+    pair = Pair(tmp_path, mode="async", single_process=False, failback_after=None)
+    with opened(pair.backend) as backend:
+        late: list[Callable[[], None]] = []
+        backend._lag.put = lambda weight, copy: late.append(copy)
+        new = owned("a")
+        created(backend, new)
+        backend.failover()
+        assert pair.parts == ("secondary", "level")
+        saved = step("a", new.head)
+        done(backend, saved)
+        late[0]()
+        assert backend.load("a").head == saved.head
+        late[1]()
+        assert_equal(pair.primary, pair.secondary)

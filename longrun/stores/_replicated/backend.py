@@ -267,7 +267,7 @@ class ReplicatedBackend(ReadingBackend):
     def _copy(self, active: Side, standby: Side, copy: Callable[[Side], list[str]]) -> None:
         """In the thread of the queue."""
         try:
-            if self._superseded(active):
+            if not self._council.leads(active) or self._superseded(active):
                 raise MovedError
             self._mirror.agree(active, standby, copy(standby))
         except MovedError:

@@ -203,9 +203,15 @@ class Council:
         ours = [one for one in found if one is not None and (term is None or same_origin(one, term))]
         return max(ours, key=lambda one: one.generation, default=None)
 
-    def overtaken(self) -> bool:
-        """Whether there is a newer term than the one that is followed here. Any thread may ask."""
-        return not self.rules.alone and self._newer() is not None
+    def overtaken(self, active: Side) -> bool:
+        """Whether this side is not active any more, or there is a newer term than the one that is followed here. Any
+        thread may ask."""
+        return not self.leads(active) or (not self.rules.alone and self._newer() is not None)
+
+    def leads(self, side: Side) -> bool:
+        """Whether it is the active one, as far as this process knows. Any thread may ask."""
+        term = self.term
+        return term is not None and term.active == side.name
 
     def _newer(self) -> Term | None:
         newest, term = self.newest(), self.term

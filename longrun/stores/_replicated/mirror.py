@@ -29,22 +29,23 @@ class Mirror:
     def __init__(
         self,
         who: str,
-        overtaken: Callable[[], bool],
+        overtaken: Callable[[Side], bool],
         marks: Callable[[], bool],
         vouch_for: Callable[[Side], None],
         clock: Clock,
     ) -> None:
-        """`who` names this process; `overtaken` says whether another one has changed the term; `marks`, whether the
-        standby may become active as it is, so that also a copy of something new must be marked: it is not whole for a
-        moment, in which this process can die; `vouch_for` raises for a side that has forgotten the pair."""
+        """`who` names this process; `overtaken` says whether a side is not the active one any more, or another process
+        has changed the term; `marks`, whether the standby may become active as it is, so that also a copy of something
+        new must be marked: it is not whole for a moment, in which this process can die; `vouch_for` raises for a side
+        that has forgotten the pair."""
         self._who, self._overtaken, self._marks, self._clock = who, overtaken, marks, clock
         self._vouch_for = vouch_for
         self._repairing = threading.RLock()
         self.copied = 0
         self.unreadable: set[str] = set()
 
-    def _check(self) -> None:
-        if self._overtaken():
+    def _check(self, active: Side) -> None:
+        if self._overtaken(active):
             raise MovedError
 
     def agree(self, source: Side, target: Side, ids: Sequence[str]) -> None:
@@ -53,7 +54,7 @@ class Mirror:
         marks: dict[str, str] = {}
 
         def allowed(id: str, replaces: bool) -> None:
-            self._check()
+            self._check(source)
             for side in (source, target):  # nothing is lost because one of them was emptied
                 self._vouch_for(side)
             if id not in marks and (replaces or self._marks()):
@@ -84,7 +85,7 @@ class Mirror:
     def adopt(self, source: Side, target: Side, id: str) -> None:
         """Give `target` what only `source` has."""
         with self._repairing:
-            Copier(source, target, lambda *_: self._check()).adopt(id)
+            Copier(source, target, lambda *_: self._check(target)).adopt(id)
 
     def writes(self, target: Side, batch: Sequence[Write], answers: Sequence[Answer]) -> list[str]:
         there = target.write("commit", batch)
